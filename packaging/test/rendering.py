@@ -17,7 +17,7 @@ GROUPS = {
                                         "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings"},
     "resource.k8s.io/v1": {"DeviceClass": "deviceclasses"},
     "security.openshift.io/v1": {"SecurityContextConstraints": "securitycontextconstraints"},
-    "monitoring.coreos.com/v1": {"ServiceMonitor": "servicemonitors"},
+    "monitoring.coreos.com/v1": {"ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors", "PrometheusRule": "prometheusrules"},
 }
 
 

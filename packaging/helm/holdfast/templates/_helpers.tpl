@@ -83,3 +83,29 @@ seLinuxOptions: {{- toYaml .Values.seLinuxOptions | nindent 2 }}
 {{- end -}}
 {{- toYaml $affinity -}}
 {{- end -}}
+
+{{- /* How Prometheus connects, for a ServiceMonitor and a PodMonitor: part of an endpoint. */ -}}
+{{- define "holdfast.scrape" -}}
+# The labels namespace, pod and container identify the holder of the devices, not Holdfast.
+honorLabels: true
+{{- if .Values.telemetry.tls.secret }}
+scheme: https
+{{- with .Values.telemetry.scrape.tlsConfig }}
+tlsConfig: {{- toYaml . | nindent 2 }}
+{{- else }}
+# Targets are addresses of pods: the name in the certificate is that of a Service.
+tlsConfig:
+  ca: { secret: { name: {{ .Values.telemetry.tls.secret }}, key: ca.crt } }
+  serverName: {{ include "holdfast.fullname" . }}.{{ .Values.namespaceOverride | default .Release.Namespace }}.svc
+{{- end }}
+{{- end }}
+{{- if .Values.telemetry.scrape.authorization }}
+authorization: {{- toYaml .Values.telemetry.scrape.authorization | nindent 2 }}
+{{- else if .Values.telemetry.tokenSecret }}
+authorization: { credentials: { name: {{ .Values.telemetry.tokenSecret }}, key: token } }
+{{- end }}
+# The name of the node. The dashboard and the alerts identify a node by its instance, for any address of the pod.
+relabelings:
+  - { sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance }
+  - { sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node }
+{{- end -}}
