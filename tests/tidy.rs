@@ -54,7 +54,11 @@ const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("sled::", &["store/index"], "the `Store`"),
     ("nix::", &["host/", "lab/sim/hardware.rs"], "a function of `host`"),
     ("nvml_wrapper::", &["host/nvml.rs", "host/nvml/"], "`host::query_nvml`"),
-    ("rustls::", &["cluster/"], "the `Connection` of `cluster`"),
+    (
+        "rustls::",
+        &["cluster/", "telemetry/tls.rs"],
+        "the `Connection` of `cluster`, or telemetry's `Tls`",
+    ),
     ("inotify::", &["host/"], "`host::DirWatch`"),
     ("kubelet::proto", &["kubelet/", "lab/"], "the domain's types"),
     ("std::process::exit", &[], "an exit code that `main` returns"),

@@ -305,7 +305,9 @@ pub(crate) fn serve(
     // Grants contain pod names, so access is restricted. The socket file of an earlier daemon is
     // replaced: the ledger's lock guarantees that no other daemon runs.
     match TrustedListener::bind(path, || metrics::refused("control")) {
-        Ok(listener) => Some(tokio::spawn(server::serve(Listener::Unix(listener), routes, limits))),
+        Ok(listener) => {
+            Some(tokio::spawn(server::serve(Listener::Unix(listener), routes, None, limits)))
+        }
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "cannot open the control socket; `who` and `status` cannot query this daemon");
             None

@@ -45,6 +45,14 @@ impl Status {
                  -ltnp`), or set `telemetry.listen` to a free one",
             );
         }
+        for why in &self.not_readable {
+            add(
+                why.clone(),
+                "Holdfast retries automatically; check the files of `telemetry.tls_cert`, \
+                 `telemetry.tls_key` and `telemetry.tls_client_ca`, and with `telemetry.authorize` \
+                 the rights of Holdfast in the cluster (docs/metrics.md)",
+            );
+        }
         if let Some(why) = &self.labels_not_followed {
             add(
                 format!(

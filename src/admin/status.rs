@@ -50,6 +50,10 @@ pub struct Status {
     /// Why `/metrics`, `/healthz` and `/readyz` are not served. `null` if they are served, or not
     /// configured.
     pub not_served: Option<String>,
+    /// Why readers of `/metrics` are refused although it is served, or get a former certificate.
+    /// Empty without a problem, and without TLS and `telemetry.authorize`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_readable: Vec<String>,
     /// Why the labels that the node has in the API server are not followed. `null` if they are, or
     /// if the configuration does not use them.
     #[serde(default)]
@@ -232,6 +236,11 @@ impl Status {
             mps: MpsStates::clone(&views.mps.borrow()),
             recovery: views.recovery.as_deref().map(str::to_owned),
             not_served: views.not_served.borrow().clone(),
+            not_readable: views
+                .not_readable
+                .iter()
+                .filter_map(|why| why.borrow().clone())
+                .collect(),
             labels_not_followed: views.not_followed.borrow().clone(),
             not_reported: views.not_reported.borrow().clone(),
             dra_problems: views.dra_problems(),

@@ -58,6 +58,9 @@ pub struct Views {
     pub mps: watch::Receiver<Arc<MpsStates>>,
     /// Why `/metrics` is not served although it is configured.
     pub not_served: watch::Receiver<Option<String>>,
+    /// Why readers of `/metrics` are refused although it is served, or get a former certificate:
+    /// the files of TLS, and the API server.
+    pub not_readable: [watch::Receiver<Option<String>>; 2],
     /// Why the labels of the node are not followed. `None` if they are, or need not be.
     pub not_followed: watch::Receiver<Option<String>>,
     /// Why Events and the condition of the node cannot be written, one sentence each.

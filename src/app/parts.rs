@@ -270,10 +270,10 @@ impl Wiring {
         let (roots, limits) = (&self.settings.roots, &self.limits);
         let telemetry = listen::serve(
             &self.settings.config,
-            &roots.state,
+            roots,
             &self.views,
             limits.telemetry,
-            self.publishers.not_served.clone(),
+            &self.publishers.telemetry,
         );
         let processors = CpuQuery {
             pod_resources: self.pod_resources.clone(),

@@ -3,7 +3,7 @@
 use super::reload::Reloader;
 use super::specs::Specs;
 use super::{Actors, Settings, specs};
-use crate::admin::Views;
+use crate::admin::{Views, listen};
 use crate::domain::limits::ConnectionLimits;
 use crate::domain::{
     ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Listed,
@@ -71,7 +71,8 @@ pub(super) struct Publishers {
     pub(super) registrations: Arc<watch::Sender<BTreeMap<ResourceName, ResourceStatus>>>,
     pub(super) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(super) mps: Arc<watch::Sender<Arc<MpsStates>>>,
-    pub(super) not_served: watch::Sender<Option<String>>,
+    /// Why `/metrics` is not served, or not as configured.
+    pub(super) telemetry: listen::Problems,
     /// Why the labels of the node are not followed.
     pub(super) not_followed: watch::Sender<Option<String>>,
     /// Why Events and the condition of the node cannot be written.
@@ -110,7 +111,7 @@ impl Publishers {
             registrations: Arc::default(),
             kubelet: Arc::default(),
             mps: Arc::default(),
-            not_served: watch::Sender::default(),
+            telemetry: listen::Problems::default(),
             not_followed: watch::Sender::default(),
             not_reported: watch::Sender::default(),
             dra_sockets: watch::Sender::default(),
@@ -161,7 +162,11 @@ impl Wiring {
             recovery: damage,
             shortages: executor.shortages().clone(),
             mps: publishers.mps.subscribe(),
-            not_served: publishers.not_served.subscribe(),
+            not_served: publishers.telemetry.not_served.subscribe(),
+            not_readable: [
+                publishers.telemetry.tls.subscribe(),
+                publishers.telemetry.reviews.subscribe(),
+            ],
             not_followed: publishers.not_followed.subscribe(),
             not_reported: publishers.not_reported.subscribe(),
             dra: [

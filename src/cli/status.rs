@@ -192,6 +192,7 @@ mod tests {
             not_recorded: None,
             recovery: None,
             not_served: None,
+            not_readable: Vec::new(),
             labels_not_followed: None,
             not_reported: Vec::new(),
             dra_problems: Vec::new(),

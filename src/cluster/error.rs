@@ -202,6 +202,9 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
         403 if is_node_status && is_right => "; grant patch of nodes/status (docs/install.md)",
         403 if path.contains("/events") || is_node_status => "",
         403 if path.contains("/resourceclaims") => "; grant get of resourceclaims",
+        403 if path.ends_with("/tokenreviews") || path.ends_with("/subjectaccessreviews") => {
+            "; grant create of tokenreviews and subjectaccessreviews (docs/install.md)"
+        }
         403 => "; grant get, list and watch of nodes (docs/install.md)",
         404 if path.starts_with("/apis/resource.k8s.io/v1/") => {
             "; resource.k8s.io/v1 needs Kubernetes 1.34"

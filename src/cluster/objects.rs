@@ -183,6 +183,8 @@ pub(super) struct VersionInfo {
 pub struct UserInfo {
     /// The user: `system:node:<node>`, `system:serviceaccount:<namespace>:<name>`, …
     pub username: String,
+    /// Distinguishes users that have the same name at different times.
+    pub uid: String,
     /// The user's groups.
     pub groups: Vec<String>,
     /// Further facts.
@@ -220,6 +222,33 @@ pub(super) struct SelfSubjectReviewStatus {
     pub(super) user_info: UserInfo,
 }
 
+/// The answer to the question whose token this is (`TokenReview`).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct TokenReview {
+    pub(super) status: TokenReviewStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct TokenReviewStatus {
+    pub(super) authenticated: bool,
+    pub(super) user: UserInfo,
+}
+
+/// The answer to the question what a user may do (`SubjectAccessReview`).
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SubjectAccessReview {
+    pub(super) status: SubjectAccessReviewStatus,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct SubjectAccessReviewStatus {
+    pub(super) allowed: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,7 +257,8 @@ mod tests {
     fn user(name: &str, groups: &[&str], node: Option<&str>) -> UserInfo {
         let extra = node.map(|node| (NODE_OF_TOKEN.to_owned(), vec![node.to_owned()]));
         let groups = groups.iter().map(|group| (*group).to_owned()).collect();
-        UserInfo { username: name.into(), groups, extra: extra.into_iter().collect() }
+        let extra = extra.into_iter().collect();
+        UserInfo { username: name.into(), groups, extra, ..UserInfo::default() }
     }
 
     #[test]

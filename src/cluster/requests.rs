@@ -4,7 +4,10 @@ use super::client::Client;
 use super::collection::{Collection, NODES, PODS, escaped};
 use super::error::ClusterError;
 use super::metadata::{List, Object, ObjectMeta};
-use super::objects::{Node, ResourceClaim, SelfSubjectReview, UserInfo, VersionInfo};
+use super::objects::{
+    Node, ResourceClaim, SelfSubjectReview, SubjectAccessReview, TokenReview, TokenReviewStatus,
+    UserInfo, VersionInfo,
+};
 use super::watch::METADATA;
 use serde::Serialize;
 use serde::de::IgnoredAny;
@@ -13,6 +16,11 @@ use std::collections::BTreeSet;
 
 /// The collection of `SelfSubjectReview` objects, which are not stored.
 const SELF_SUBJECT_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+/// The collection of `TokenReview` objects, which are not stored.
+const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+/// The collection of `SubjectAccessReview` objects, which are not stored.
+const SUBJECT_ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 
 impl Client {
     /// The claim of this name. `None` if the API server reports that it does not exist. To a
@@ -120,6 +128,36 @@ impl Client {
         });
         let review: SelfSubjectReview = self.review(SELF_SUBJECT_REVIEWS, &question).await?;
         Ok(review.status.user_info)
+    }
+
+    /// The user of a token. `None` if the API server does not accept it, as for its own clients.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn user_of_token(&self, token: &str) -> Result<Option<UserInfo>, ClusterError> {
+        let question = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+            "spec": { "token": token },
+        });
+        let review: TokenReview = self.review(TOKEN_REVIEWS, &question).await?;
+        let TokenReviewStatus { authenticated, user } = review.status;
+        Ok((authenticated && !user.username.is_empty()).then_some(user))
+    }
+
+    /// Whether a user may `get` a path of an HTTP server that is no resource of the API.
+    ///
+    /// # Errors
+    /// When the API server cannot be used, or refuses.
+    pub async fn may_get(&self, user: &UserInfo, path: &str) -> Result<bool, ClusterError> {
+        let question = json!({
+            "apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview",
+            "spec": {
+                "user": user.username, "uid": user.uid, "groups": user.groups, "extra": user.extra,
+                "nonResourceAttributes": { "path": path, "verb": "get" },
+            },
+        });
+        let review: SubjectAccessReview = self.review(SUBJECT_ACCESS_REVIEWS, &question).await?;
+        Ok(review.status.allowed)
     }
 }
 

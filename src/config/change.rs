@@ -3,9 +3,10 @@
 //! A reload applies it, and `status` shows the keys that need a restart.
 
 use super::Config;
-use crate::domain::{Api, ResourceName, ResourceSpec};
+use crate::domain::{Api, ResourceName, ResourceSpec, TlsFiles};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The change of one resource.
@@ -81,6 +82,10 @@ impl Change {
             ),
             ("telemetry.listen", before.listen != after.listen),
             ("telemetry.token_file", before.token_file != after.token_file),
+            ("telemetry.tls_cert", tls(before, |it| &it.cert) != tls(after, |it| &it.cert)),
+            ("telemetry.tls_key", tls(before, |it| &it.key) != tls(after, |it| &it.key)),
+            ("telemetry.tls_client_ca", client_ca(before) != client_ca(after)),
+            ("telemetry.authorize", before.authorize != after.authorize),
             (
                 "kubelet.pod_resources_socket",
                 before.pod_resources_socket != after.pod_resources_socket,
@@ -119,6 +124,8 @@ impl Config {
             retention: self.retention,
             listen: self.listen,
             token_file: self.token_file.clone(),
+            tls: self.tls.clone(),
+            authorize: self.authorize,
             pod_resources_socket: self.pod_resources_socket.clone(),
             cdi_directory: self.cdi_directory.clone(),
             device_info_directory: self.device_info_directory.clone(),
@@ -149,6 +156,15 @@ impl Config {
         };
         self.resources.iter().map(offered).collect()
     }
+}
+
+/// A file of TLS.
+fn tls(config: &Config, file: impl Fn(&TlsFiles) -> &PathBuf) -> Option<&PathBuf> {
+    config.tls.as_ref().map(file)
+}
+
+fn client_ca(config: &Config) -> Option<&PathBuf> {
+    config.tls.as_ref()?.client_ca.as_ref()
 }
 
 /// Several resources may have the same name if it is a name for each node.
@@ -248,7 +264,11 @@ mod tests {
             [labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
         // Without the cargo feature `cluster` no file may switch these on.
         let reported = Reported { events: true, condition: true };
-        let (before, after) = (config(""), Config { dra: true, reported, ..config(other) });
+        let file = PathBuf::from("/a");
+        let tls =
+            Some(TlsFiles { cert: file.clone(), key: file.clone(), client_ca: Some(file.clone()) });
+        let after = Config { dra: true, reported, tls, authorize: true, ..config(other) };
+        let before = config("");
         let change = Change::between(&before, &after);
         let keys = |section: &str, keys: &[&str]| {
             keys.iter().map(|key| format!("{section}.{key}")).collect::<Vec<_>>()
@@ -261,7 +281,10 @@ mod tests {
         assert_eq!(change.live, live.concat());
         let restart = [
             keys("ledger", &["durability", "history_age", "history_size"]),
-            keys("telemetry", &["listen", "token_file"]),
+            keys(
+                "telemetry",
+                &["listen", "token_file", "tls_cert", "tls_key", "tls_client_ca", "authorize"],
+            ),
             keys("kubelet", &["pod_resources_socket"]),
             keys("cdi", &["directory"]),
             keys("device_info", &["directory"]),

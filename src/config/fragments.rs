@@ -85,6 +85,11 @@ pub(super) struct Telemetry {
     /// An address and port, or `off`.
     pub(super) listen: Option<String>,
     pub(super) token_file: Option<PathBuf>,
+    pub(super) tls_cert: Option<PathBuf>,
+    pub(super) tls_key: Option<PathBuf>,
+    pub(super) tls_client_ca: Option<PathBuf>,
+    /// `kubernetes`, or `off`.
+    pub(super) authorize: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -28,6 +28,10 @@ pub(super) const KEYS: &[Key] = &[
     ("ledger", "when_not_durable", "\"refuse\""),
     ("telemetry", "listen", "\"127.0.0.1:9477\""),
     ("telemetry", "token_file", ""),
+    ("telemetry", "tls_cert", ""),
+    ("telemetry", "tls_key", ""),
+    ("telemetry", "tls_client_ca", ""),
+    ("telemetry", "authorize", "\"off\""),
     ("kubelet", "pod_resources_socket", ""),
     ("cdi", "directory", "\"/var/run/cdi\""),
     ("device_info", "directory", "\"/var/run/k8s.cni.cncf.io/devinfo/dp\""),
@@ -118,7 +122,7 @@ pub(super) fn of(table: &str) -> impl Iterator<Item = &'static Key> {
 mod tests {
     use super::super::{Change, Config, Examined, Node};
     use super::*;
-    use crate::domain::Reported;
+    use crate::domain::{Reported, TlsFiles};
     use std::collections::BTreeSet;
     use std::path::Path;
 
@@ -246,7 +250,11 @@ mod tests {
             [health]\npoll = \"2s\"\nfatal_xids = [1]\nignore = [\"no_carrier\"]\nat_kubelet_start = \"tell\"\n[nvidia]\nnvml = \"off\"\nevents = false\ndriver_root = \"/a\"\ndev_root = \"/\"\nmig_strategy = \"single\"\n[labels]\nfeatures_d = \"/a\"\n[cluster]\nnode_labels = \"/a\"\ncredentials = \"/a\"\n";
         // Without the cargo feature `cluster` no file may switch these on.
         let reported = Reported { events: true, condition: true };
-        let other = Config { dra: true, vendor_attributes: true, reported, ..config(other) };
+        let file = std::path::PathBuf::from("/a");
+        let tls =
+            Some(TlsFiles { cert: file.clone(), key: file.clone(), client_ca: Some(file.clone()) });
+        let (dra, vendor_attributes, authorize) = (true, true, true);
+        let other = Config { dra, vendor_attributes, reported, tls, authorize, ..config(other) };
         let change = Change::between(&config(""), &other);
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

@@ -8,7 +8,7 @@ use super::labels::ComparedLabels;
 use super::node::Node;
 use super::section::Section;
 use super::tree::{Entry, Is, Table, Value};
-use super::{Config, ConfigError, DEFAULT_PATH, api, typed, validate};
+use super::{Config, ConfigError, DEFAULT_PATH, api, telemetry, typed, validate};
 use crate::domain::NODE;
 use crate::host::{read_bounded, read_whole};
 use std::collections::{BTreeMap, BTreeSet};
@@ -261,9 +261,8 @@ impl Examined {
                 merge_resources(there, resources);
             }
         }
-        if let Some(problem) = api::claims_without_dra(&self.merged) {
-            self.problem(|| problem);
-        }
+        let whole = [api::claims_without_dra(&self.merged), telemetry::contradiction(&self.merged)];
+        whole.into_iter().flatten().for_each(|problem| self.problem(|| problem));
         let place = |problem: &ConfigError| {
             let file = self.files.iter().position(|file| Some(file.as_path()) == problem.file());
             (file, problem.line(), problem.column())

@@ -40,6 +40,7 @@ mod paths;
 mod resource;
 mod section;
 mod sharing;
+mod telemetry;
 mod text;
 mod tree;
 mod typed;

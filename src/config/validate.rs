@@ -4,18 +4,15 @@ use super::error::hidden;
 use super::fragments::{self, Fragment, HistorySize};
 use super::labels::ComparedLabels;
 use super::resource::spec;
+use super::telemetry::telemetry;
 use super::tree::{Table, Value};
 use super::{Config, ConfigError, Node, health, text};
 use crate::domain::{
     ApiCredentials, NodeLabels, NvidiaRoots, NvmlLibrary, Policy, Reported, ResourceName, Retention,
 };
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The default address of telemetry.
-const DEFAULT_LISTEN: &str = "127.0.0.1:9477";
 
 /// The directory of CDI files that do not outlive the boot, where container runtimes read them.
 const CDI_DIRECTORY: &str = "/var/run/cdi";
@@ -49,13 +46,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
     if let Some(path) = &pod_resources_socket {
         check_path(path, "kubelet.pod_resources_socket")?;
     }
-    let token_file = fragment.telemetry.token_file.clone();
-    if token_file.as_ref().is_some_and(|path| !path.is_absolute()) {
-        return Err(ConfigError::new("`telemetry.token_file` must be an absolute path"));
-    }
-    if let Some(path) = &token_file {
-        text::path(&path.to_string_lossy(), "telemetry.token_file").map_err(ConfigError::new)?;
-    }
+    let telemetry = telemetry(&fragment.telemetry)?;
     let directory = |key: &str, directory: &Option<PathBuf>, usual: &str| {
         let directory = directory.clone().unwrap_or_else(|| PathBuf::from(usual));
         let problem = || {
@@ -77,8 +68,10 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
             refuse: fragment.ledger.refuse.unwrap_or_default(),
             when_not_durable: fragment.ledger.when_not_durable.unwrap_or_default(),
         },
-        listen: listen(fragment.telemetry.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
-        token_file,
+        listen: telemetry.listen,
+        token_file: telemetry.token_file,
+        tls: telemetry.tls,
+        authorize: telemetry.authorize,
         pod_resources_socket,
         cdi_directory: directory("cdi", &fragment.cdi.directory, CDI_DIRECTORY)?,
         features_directory: features(fragment.labels.features_d.as_deref())?,
@@ -169,16 +162,6 @@ fn size(text: &str) -> Option<u64> {
         _ => return None,
     };
     number.parse::<u64>().ok()?.checked_mul(factor)
-}
-
-fn listen(text: &str) -> Result<Option<SocketAddr>, ConfigError> {
-    let problem = || {
-        let text = hidden(text);
-        ConfigError::new(format!(
-            "`telemetry.listen` is `{text}`, but must be an address and port such as `{DEFAULT_LISTEN}`, or `off`"
-        ))
-    };
-    if text == "off" { Ok(None) } else { text.parse().map(Some).map_err(|_| problem()) }
 }
 
 fn features(folder: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {

@@ -4,7 +4,7 @@ use super::labels::ComparedLabels;
 use super::node::Node;
 use crate::domain::{
     ApiCredentials, Durability, HealthPolicy, MigStrategy, NodeLabels, NvidiaRoots, NvmlLibrary,
-    Policy, Reported, ResourceSpec, Retention,
+    Policy, Reported, ResourceSpec, Retention, TlsFiles,
 };
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,10 @@ pub struct Config {
     /// The file with the token that readers of `/metrics` and `/` must send. `None` lets every peer
     /// read.
     pub token_file: Option<PathBuf>,
+    /// The files of TLS at that address; `None` without TLS.
+    pub tls: Option<TlsFiles>,
+    /// Whether the API server decides about the tokens that readers of `/metrics` and `/` send.
+    pub authorize: bool,
     /// The pod-resources socket, if it is not the one in the kubelet's directory.
     pub pod_resources_socket: Option<PathBuf>,
     /// The directory of CDI files, for resources that use them.

@@ -7,9 +7,10 @@ use crate::domain::limits::ConnectionLimits;
 use crate::handover::{Asked, Message, PassedFds, Peer};
 use crate::host;
 use crate::store::StoreError;
-use crate::telemetry::http;
+use crate::telemetry::{Tls, http};
 use std::time::Duration;
 use tokio::process::Child;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -108,7 +109,9 @@ async fn wait_for_end(
     // Probes of this instance still succeed, unless NEW listens on the same address.
     let mut standby = JoinSet::new();
     if let Some(address) = settings.config.listen {
-        standby.spawn(http::stand_by(address, ConnectionLimits::of(host::open_files()).telemetry));
+        let tls = Tls::new(settings.config.tls.as_ref(), watch::Sender::default());
+        let connections = ConnectionLimits::of(host::open_files()).telemetry;
+        standby.spawn(http::stand_by(address, tls, connections));
     }
     peer.gone().await;
     tracing::warn!("the instance that took over has exited; serving again");

@@ -51,6 +51,7 @@ mod sharing;
 mod signal;
 pub mod template;
 mod time;
+mod tls;
 pub mod topology;
 mod verdict;
 
@@ -116,6 +117,7 @@ pub use select::{ParsePfError, Pf, PfSelect};
 pub use sharing::{PerContainer, Sharing};
 pub use signal::{Counter, DeviceEvent, EventKind, GpuInstance, Signals, Source, Symptom};
 pub use time::{Moment, Timestamp};
+pub use tls::TlsFiles;
 pub use verdict::{
     Cordon, Incident, OperatorRequest, Verdict, VerdictState, Verdicts, note_verdict,
 };

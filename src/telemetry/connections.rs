@@ -6,7 +6,7 @@ use axum::body::{Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use tokio::task::AbortHandle;
@@ -69,7 +69,8 @@ impl Connections {
     pub(super) fn add(self: &Arc<Self>, peer: Peer) -> Connection {
         let (id, evicted) = self.table().add(peer, State::default());
         self.close(evicted);
-        Connection { all: Arc::clone(self), id, peer, requests: AtomicU32::new(0) }
+        let (requests, is_certified) = (AtomicU32::new(0), AtomicBool::new(false));
+        Connection { all: Arc::clone(self), id, peer, requests, is_certified }
     }
 
     /// The task of a connection, which is aborted when the connection is evicted.
@@ -102,12 +103,28 @@ pub struct Connection {
     pub(super) id: ConnectionId,
     peer: Peer,
     requests: AtomicU32,
+    is_certified: AtomicBool,
 }
 
 impl Connection {
     /// The number of requests on this connection.
     pub(super) fn requests(&self) -> u32 {
         self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Its peer.
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Whether its client has shown a certificate of the client authorities.
+    pub(super) fn is_certified(&self) -> bool {
+        self.is_certified.load(Ordering::Relaxed)
+    }
+
+    /// Keeps that its client has shown a certificate of the client authorities.
+    pub(super) fn certify(&self) {
+        self.is_certified.store(true, Ordering::Relaxed);
     }
 
     /// Counts a request. It is in flight until the returned value is dropped.

@@ -3,18 +3,21 @@
 //!
 //! They run on a thread of their own (`telemetry/thread.rs`), with the limits of
 //! `telemetry/server.rs`. `/healthz` and `/readyz` are answered at once, without a token. Pages
-//! come from the renderer (`telemetry/render.rs`), and may need a token (`telemetry/token.rs`).
+//! come from the renderer (`telemetry/render.rs`), and may need a token or a certificate
+//! (`telemetry/readers.rs`). With TLS (`telemetry/tls.rs`) all paths have it.
 
 use super::connections::{Connection, PageSlot};
+use super::readers::Readers;
 use super::render::{PageKey, Renderer};
 use super::server::{self, Limits, Listener};
 use super::thread;
-use super::token::{Denied, Token};
+use super::tls::Tls;
+use super::token::Denied;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Extension;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use std::io;
@@ -45,14 +48,14 @@ pub type Scrape = Arc<dyn Fn() -> String + Send + Sync>;
 #[derive(Debug, Clone)]
 pub struct Pages {
     renderer: Arc<Renderer>,
-    token: Option<Token>,
+    readers: Readers,
 }
 
 impl Pages {
-    /// With a token, only requests that carry it get pages; without one, all requests do.
+    /// For these readers only.
     #[must_use]
-    pub fn new(token: Option<Token>) -> Self {
-        Pages { renderer: Arc::default(), token }
+    pub fn new(readers: Readers) -> Self {
+        Pages { renderer: Arc::default(), readers }
     }
 
     /// The page `key`, rendered by `render`, for a request with these headers on this connection.
@@ -70,9 +73,8 @@ impl Pages {
             connection.refused(why.reason());
             Refused(why)
         };
-        if let Some(token) = &self.token {
-            token.check(headers).map_err(|denied| refuse(Why::Denied(denied)))?;
-        }
+        let checked = self.readers.check(connection, headers).await;
+        checked.map_err(|denied| refuse(Why::Denied(denied)))?;
         let slot = connection.page_slot().ok_or_else(|| refuse(Why::Busy))?;
         let page = self.renderer.page(key, render).await.map_err(|_| refuse(Why::Busy))?;
         // The page and its slot are kept until the last byte was written.
@@ -110,31 +112,50 @@ impl Why {
             Why::Busy => "busy",
             Why::Denied(Denied::Unknown) => "unauthorized",
             Why::Denied(Denied::NoToken) => "no_token",
+            Why::Denied(Denied::NoCertificate) => "no_certificate",
+            Why::Denied(Denied::Forbidden) => "forbidden",
+            Why::Denied(Denied::Undecided) => "undecided",
+            Why::Denied(Denied::TooOften) => "too_many_tokens",
         }
     }
 }
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let later = [(RETRY_AFTER, RETRY_AFTER_SECONDS)];
-        match self.0 {
+        let (code, text) = match self.0 {
             Why::Busy => {
-                (StatusCode::SERVICE_UNAVAILABLE, later, "too many requests for pages; try again\n")
-                    .into_response()
+                (StatusCode::SERVICE_UNAVAILABLE, "too many requests for pages; try again\n")
             }
-            Why::Denied(Denied::NoToken) => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                later,
-                "the token file cannot be read; see the log\n",
-            )
-                .into_response(),
-            Why::Denied(Denied::Unknown) => (
-                StatusCode::UNAUTHORIZED,
-                [(WWW_AUTHENTICATE, "Bearer")],
-                "this page needs a token\n",
-            )
-                .into_response(),
+            Why::Denied(denied) => match denied {
+                Denied::NoToken => (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the token file cannot be read; see the log\n",
+                ),
+                Denied::Undecided => (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the API server has not decided about the token; see the log\n",
+                ),
+                Denied::TooOften => (
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "too many tokens that are not known; try again\n",
+                ),
+                Denied::Unknown => (StatusCode::UNAUTHORIZED, "this page needs a token\n"),
+                Denied::NoCertificate => {
+                    (StatusCode::FORBIDDEN, "this page needs a client certificate\n")
+                }
+                Denied::Forbidden => {
+                    (StatusCode::FORBIDDEN, "the user of the token may not get /metrics\n")
+                }
+            },
+        };
+        let mut response = (code, text).into_response();
+        let headers = response.headers_mut();
+        if code == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECONDS));
+        } else if code == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response
     }
 }
 
@@ -179,11 +200,11 @@ fn bind(address: SocketAddr) -> io::Result<Listener> {
 
 /// Answers probes of this process while another instance serves: that instance answers only its own
 /// probes. If the other instance has the address, this one serves nothing.
-pub async fn stand_by(address: SocketAddr, connections: usize) {
+pub async fn stand_by(address: SocketAddr, tls: Option<Tls>, connections: usize) {
     if let (Ok(listener), Ok(thread)) = (bind(address), thread::handle()) {
         let alive = || async { "standing by\n" };
         let routes = Router::new().route("/healthz", get(alive)).route("/readyz", get(alive));
-        run_on(&thread, server::serve(listener, routes, limits(connections))).await;
+        run_on(&thread, server::serve(listener, routes, tls, limits(connections))).await;
     }
 }
 
@@ -197,16 +218,17 @@ async fn run_on(thread: &Handle, task: impl Future<Output = ()> + Send + 'static
 /// The pause between tries at an address that another process has.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// Serves `routes` on `address`, with at most `connections` connections at a time. If that fails,
-/// the daemon continues without it, reports the reason in the log and in `not_served`, and tries
-/// again. When the returned task has ended, the address is free.
+/// Serves `routes` on `address`, with TLS if it is given, and with at most `connections`
+/// connections at a time. If that fails, the daemon continues without it, reports the reason in the
+/// log and in `not_served`, and tries again. When the returned task has ended, the address is free.
 pub fn serve(
     address: SocketAddr,
     routes: Router,
+    tls: Option<Tls>,
     connections: usize,
     not_served: watch::Sender<Option<String>>,
 ) -> JoinHandle<()> {
-    let serving = Serving { address, routes, connections, not_served };
+    let serving = Serving { address, routes, tls, connections, not_served };
     match thread::handle() {
         Ok(thread) => {
             // The first try comes before READY is reported, so that the routes are served by then.
@@ -230,6 +252,7 @@ pub fn serve(
 struct Serving {
     address: SocketAddr,
     routes: Router,
+    tls: Option<Tls>,
     connections: usize,
     not_served: watch::Sender<Option<String>>,
 }
@@ -248,7 +271,7 @@ impl Serving {
         // With port 0 the system chooses the port.
         let address = listener.address().unwrap_or(self.address);
         tracing::info!(%address, "serving {WHAT}");
-        server::serve(listener, self.routes, limits(self.connections)).await;
+        server::serve(listener, self.routes, self.tls, limits(self.connections)).await;
     }
 
     fn failed(&self, error: &io::Error) {

@@ -28,6 +28,20 @@ impl RateLimit {
         }
     }
 
+    /// Whether an event is allowed now. Only an allowed one counts. The burst is available from the
+    /// start.
+    pub(super) fn admits(&self) -> bool {
+        let now = Instant::now();
+        let earliest = now.checked_sub(self.burst).unwrap_or(now);
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = next.map_or(earliest, |next| next.max(earliest));
+        let is_allowed = at <= now;
+        if is_allowed {
+            *next = Some(at + self.interval);
+        }
+        is_allowed
+    }
+
     /// When the next event is allowed.
     fn next(&self, now: Instant) -> Instant {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,5 +66,15 @@ mod tests {
         assert_eq!(waits[19], Duration::from_millis(9));
         let last = (0..1000).map(|_| limit.next(later)).last().unwrap();
         assert_eq!(last - later, Duration::from_millis(1009));
+    }
+    #[test]
+    fn a_refused_event_does_not_count() {
+        let limit = RateLimit::new(1, 3);
+        let admitted = (0..1000).filter(|_| limit.admits()).count();
+        // The burst and one more; or those that the rate adds on a slow machine.
+        assert!((4..=8).contains(&admitted), "{admitted}");
+        // A thousand refused events have not moved the next one.
+        let next = limit.next.lock().unwrap().unwrap();
+        assert!(next <= Instant::now() + limit.interval);
     }
 }

@@ -1,8 +1,10 @@
-//! HTTP/1 with limits (I14): on the address of telemetry, and on the control socket.
+//! HTTP/1 with limits (I14): on the address of telemetry, where it may have TLS, and on the control
+//! socket.
 //!
 //! ```text
 //!   accept ─▶ Connections, which may evict another one ─▶ a task, until the first of these:
-//!               the peer closes it · no whole head in time · the last allowed request
+//!               the peer closes it · no handshake, or no whole head, in time · the last allowed
+//!               request
 //!               · the end of its lifetime · eviction
 //! ```
 //!
@@ -11,6 +13,7 @@
 
 use super::connections::{Connection, Connections, Peer, ResponseBody};
 use super::rate::RateLimit;
+use super::tls::{Secured, Tls};
 use crate::domain::limits::BATCH;
 use crate::host::peer::TrustedListener;
 use axum::Router;
@@ -32,7 +35,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixStream};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::either::Either;
 use tower::ServiceExt as _;
 
@@ -49,6 +52,9 @@ const SHUTDOWN_WITHIN: Duration = Duration::from_secs(5);
 /// Accepted connections per second, and the burst. Scrapers make a hundredth of that. A peer that
 /// connects faster has to wait, and does not keep the processors busy.
 const ACCEPT_RATE: (u32, u32) = (2000, 32);
+/// The same with TLS. The key signs in each handshake, which takes about a millisecond with RSA of
+/// 2048 bits. A probe behind a full queue waits for a second.
+const HANDSHAKE_RATE: (u32, u32) = (250, 32);
 /// Answered requests per second, and the burst, without the first request of each connection.
 const REQUEST_RATE: (u32, u32) = (2000, 32);
 /// The accept queue of the kernel. When it is full, the kernel drops the first packet of a
@@ -70,8 +76,8 @@ pub struct Limits {
     pub socket: &'static str,
     /// Connections that are open at a time.
     pub connections: usize,
-    /// How long the head of a request may take, from the connection's start or from the last
-    /// answer.
+    /// How long a handshake of TLS may take, and then the head of a request, from the connection's
+    /// start or from the last answer.
     pub head_within: Duration,
     /// The lifetime of a connection.
     pub lifetime: Duration,
@@ -129,9 +135,10 @@ impl Listener {
 }
 
 /// Serves `routes` until this is dropped. Requests that have begun are still answered.
-pub async fn serve(listener: Listener, routes: Router, limits: Limits) {
+pub async fn serve(listener: Listener, routes: Router, tls: Option<Tls>, limits: Limits) {
     let connections = Arc::new(Connections::new(limits.socket, limits.connections));
-    let accept_rate = RateLimit::new(ACCEPT_RATE.0, ACCEPT_RATE.1);
+    let accept_rate = if tls.is_some() { HANDSHAKE_RATE } else { ACCEPT_RATE };
+    let accept_rate = RateLimit::new(accept_rate.0, accept_rate.1);
     let request_rate = Arc::new(RateLimit::new(REQUEST_RATE.0, REQUEST_RATE.1));
     for accepted in 1_usize.. {
         accept_rate.wait().await;
@@ -145,8 +152,8 @@ pub async fn serve(listener: Listener, routes: Router, limits: Limits) {
                     connection,
                     limits,
                 };
-                connections
-                    .set_task(id, tokio::spawn(serve_connection(stream, service)).abort_handle());
+                let task = tokio::spawn(serve_connection(stream, tls.clone(), service));
+                connections.set_task(id, task.abort_handle());
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
@@ -168,8 +175,21 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-async fn serve_connection(stream: Stream, service: Service) {
+async fn serve_connection(stream: Stream, tls: Option<Tls>, service: Service) {
     let (connection, limits) = (Arc::clone(&service.connection), service.limits);
+    let end = Instant::now() + limits.lifetime;
+    let stream = match tls {
+        None => Either::Left(stream),
+        Some(tls) => match timeout(limits.head_within, tls.accept(stream)).await {
+            Ok(Ok((stream, is_certified))) => {
+                if is_certified {
+                    connection.certify();
+                }
+                Either::<Stream, Secured<Stream>>::Right(stream)
+            }
+            _ => return connection.refused("handshake"),
+        },
+    };
     let service = service_fn(move |request| service.clone().answer(request));
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -180,7 +200,7 @@ async fn serve_connection(stream: Stream, service: Service) {
     let mut serving = pin!(serving);
     let ended = tokio::select! {
         ended = &mut serving => ended,
-        () = sleep(limits.lifetime) => {
+        () = sleep_until(end) => {
             serving.as_mut().graceful_shutdown();
             match timeout(SHUTDOWN_WITHIN, serving).await {
                 Ok(ended) => ended,

@@ -30,6 +30,14 @@ pub(super) enum Denied {
     Unknown,
     /// The file cannot be read.
     NoToken,
+    /// Its client has shown no certificate of the client authorities.
+    NoCertificate,
+    /// The user of its token has no right to read pages.
+    Forbidden,
+    /// The API server has not decided about its token.
+    Undecided,
+    /// Its peer has sent too many tokens that are not known.
+    TooOften,
 }
 
 impl Token {
@@ -90,13 +98,13 @@ fn read(path: &std::path::Path) -> io::Result<Vec<u8>> {
 }
 
 /// The token of a `Bearer` header.
-fn bearer(value: &[u8]) -> Option<&[u8]> {
+pub(super) fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token.trim_ascii())
 }
 
 /// Compares in a time that depends on the lengths only.
-fn same(given: &[u8], token: &[u8]) -> bool {
+pub(super) fn same(given: &[u8], token: &[u8]) -> bool {
     let differing = given
         .iter()
         .zip(token)

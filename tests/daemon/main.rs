@@ -54,6 +54,8 @@ mod reload;
 #[cfg(feature = "cluster")]
 mod reporting;
 mod secrets;
+#[cfg(feature = "cluster")]
+mod secured;
 mod start;
 #[path = "../common/systemd.rs"]
 mod systemd;

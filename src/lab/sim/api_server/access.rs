@@ -4,7 +4,7 @@
 use super::refusal::Refusal;
 use super::target::{Kind, Selector, Target};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Who sends a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub enum User {
     Pod(Option<String>),
     /// The service account with the right to read nodes only.
     Reader,
+    /// The service account of Prometheus, which may get `/metrics` and nothing else.
+    Scraper,
 }
 
 /// What a request does.
@@ -51,12 +53,41 @@ impl Verb {
 /// The claims of the pods that are bound to a node: node, namespace, name.
 pub(super) type Bound = BTreeSet<(String, String, String)>;
 
+/// The users by their tokens; `None` is a request without one.
+pub(super) type Users = BTreeMap<Option<String>, User>;
+
 impl User {
     fn name(&self) -> String {
         match self {
             User::Admin => "admin".into(),
             User::Kubelet(node) => format!("system:node:{node}"),
             User::Pod(_) | User::Reader => "system:serviceaccount:holdfast:holdfast".into(),
+            User::Scraper => "system:serviceaccount:monitoring:prometheus".into(),
+        }
+    }
+
+    /// Whether it may create `TokenReview` and `SubjectAccessReview` objects. The kubelet's
+    /// credentials may, by the role `system:node`.
+    pub(super) fn may_review(&self) -> bool {
+        !matches!(self, User::Reader | User::Scraper)
+    }
+
+    /// The refusal of such an object.
+    pub(super) fn may_not_review(&self, plural: &'static str) -> Refusal {
+        let message = format!(
+            "{plural} is forbidden: User \"{}\" cannot create resource \"{plural}\"",
+            self.name()
+        );
+        Refusal::new(403, message).of(plural, "")
+    }
+
+    /// Whether a subject with its name and these groups may get `/metrics`. The right of an
+    /// administrator is that of a group.
+    pub(super) fn reads_metrics(&self, groups: &Value) -> bool {
+        match self {
+            User::Scraper => true,
+            User::Admin => *groups == self.info()["groups"],
+            User::Kubelet(_) | User::Pod(_) | User::Reader => false,
         }
     }
 
@@ -65,7 +96,9 @@ impl User {
         let groups = match self {
             User::Admin => ["system:masters", "system:authenticated"],
             User::Kubelet(_) => ["system:nodes", "system:authenticated"],
-            User::Pod(_) | User::Reader => ["system:serviceaccounts", "system:authenticated"],
+            User::Pod(_) | User::Reader | User::Scraper => {
+                ["system:serviceaccounts", "system:authenticated"]
+            }
         };
         let mut info = json!({ "username": self.name(), "groups": groups });
         if let User::Pod(Some(node)) = self {
@@ -86,6 +119,7 @@ impl User {
         let name = target.name.as_deref().unwrap_or_default();
         let is_allowed = match self {
             User::Admin => true,
+            User::Scraper => false,
             User::Pod(_) => match target.kind {
                 Kind::ResourceSlice => true,
                 Kind::ResourceClaim => verb == Verb::Get,
@@ -146,7 +180,7 @@ impl User {
             User::Pod(None) if verb != Verb::DeleteAll => {
                 return Err(denied(target, "the token names no node"));
             }
-            User::Admin | User::Pod(None) | User::Reader => return Ok(()),
+            User::Admin | User::Pod(None) | User::Reader | User::Scraper => return Ok(()),
         };
         let name = target.name.as_deref().unwrap_or_default();
         if is_node && name != node {

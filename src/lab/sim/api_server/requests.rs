@@ -135,7 +135,8 @@ impl Shared {
         if request.length > BODY_BYTES_MAX {
             return Err(Refusal::new(413, "the request is too large"));
         }
-        if let Some(answer) = reviews::answer(request, &user, &state.bound, state.profile) {
+        let State { users, bound, profile, .. } = &*state;
+        if let Some(answer) = reviews::answer(request, &user, users, bound, *profile) {
             let (code, object) = answer?;
             return Ok(Answer::Object(code, object));
         }

@@ -1,7 +1,7 @@
 //! Questions that the API server answers without storing anything: who asks, what it may do, which
 //! versions of an API are served, and which version it has.
 
-use super::access::{Bound, User, Verb};
+use super::access::{Bound, User, Users, Verb};
 use super::http::{Request, body};
 use super::profile::Profile;
 use super::refusal::Refusal;
@@ -10,12 +10,17 @@ use serde_json::{Value, json};
 
 const SUBJECT: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 const ACCESS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+const TOKENS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+const SUBJECTS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
 const GROUP: &str = "/apis/resource.k8s.io";
+/// The path that a scraper may get.
+const METRICS: &str = "/metrics";
 
 /// The answer, with its code; `None` if it is none of these questions.
 pub(super) fn answer(
     request: &Request,
     user: &User,
+    users: &Users,
     bound: &Bound,
     profile: Profile,
 ) -> Option<Result<(u16, Value), Refusal>> {
@@ -26,6 +31,30 @@ pub(super) fn answer(
         })),
         ("POST", ACCESS) => Some(body(request).map(|mut review| {
             let is_allowed = may(user, &review["spec"]["resourceAttributes"], bound);
+            review["status"] = json!({ "allowed": is_allowed });
+            (201, review)
+        })),
+        ("POST", TOKENS | SUBJECTS) if !user.may_review() => {
+            let is_token = request.path == TOKENS;
+            let plural = if is_token { "tokenreviews" } else { "subjectaccessreviews" };
+            Some(Err(user.may_not_review(plural)))
+        }
+        ("POST", TOKENS) => Some(body(request).map(|mut review| {
+            let token = review["spec"]["token"].as_str().map(str::to_owned);
+            let found = token.is_some().then(|| users.get(&token)).flatten();
+            review["status"] = match found {
+                Some(user) => json!({ "authenticated": true, "user": user.info() }),
+                None => json!({ "user": {}, "error": "invalid bearer token" }),
+            };
+            (201, review)
+        })),
+        ("POST", SUBJECTS) => Some(body(request).map(|mut review| {
+            let spec = &review["spec"];
+            let asked = &spec["nonResourceAttributes"];
+            let is_get = asked["verb"] == "get" && asked["path"] == METRICS;
+            let subject = users.values().find(|user| user.info()["username"] == spec["user"]);
+            let is_allowed =
+                is_get && subject.is_some_and(|user| user.reads_metrics(&spec["groups"]));
             review["status"] = json!({ "allowed": is_allowed });
             (201, review)
         })),

@@ -1,11 +1,10 @@
 //! The state of the simulated API server, and the messages to its open watches.
 
-use super::access::{Bound, User};
+use super::access::{Bound, User, Users};
 use super::http::Request;
 use super::profile::Profile;
 use super::refusal::Refusal;
 use super::store::{Change, Store};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +66,7 @@ pub(super) struct State {
     /// The version that was sent last to the open watches.
     pub(super) published: u64,
     pub(super) profile: Profile,
-    pub(super) users: BTreeMap<Option<String>, User>,
+    pub(super) users: Users,
     pub(super) bound: Bound,
     /// The token that requests must have.
     pub(super) token: Option<String>,
@@ -85,7 +84,7 @@ impl State {
             store: Store::new(),
             published: 0,
             profile: Profile::V1_36,
-            users: BTreeMap::new(),
+            users: Users::new(),
             bound: Bound::new(),
             token: None,
             refusal: None,
