@@ -200,7 +200,7 @@ fn keys(was: &ResourceSpec, is: &ResourceSpec) -> Vec<&'static str> {
         ("cdi", was.cdi != is.cdi),
         ("select", was.select != is.select),
         ("exclude", was.exclude != is.exclude),
-        ("paths", was.paths != is.paths || was.groups != is.groups),
+        ("paths", was.paths != is.paths || was.groups != is.groups || was.usb != is.usb),
         ("nodes", was.nodes != is.nodes),
         ("sharing", was.sharing != is.sharing),
         ("per_container", was.per_container != is.per_container),

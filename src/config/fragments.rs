@@ -1,9 +1,9 @@
 //! The keys of one file as serde types: every key is optional, every unknown key is an error.
 
+use super::path_entries::{Path, PathOrGroup};
 use crate::domain::{
     AtKubeletStart, CdiAnswer, ContractKind, Durability, IntelFpgaOptions, IntelGpuOptions,
-    NodePattern, NvidiaOptions, PerContainer, Reason, Refuse, SriovOptions, WhenNotDurable,
-    XilinxOptions,
+    NvidiaOptions, PerContainer, Reason, Refuse, SriovOptions, WhenNotDurable, XilinxOptions,
 };
 use crate::domain::{MigStrategy, topology::Placement};
 use serde::Deserialize;
@@ -48,7 +48,7 @@ pub(super) enum HistorySize {
     Bytes(String),
 }
 
-/// Implemented by hand, for the same reason as for [`Path`].
+/// Implemented by hand: serde's `untagged` answers a misspelt key with "did not match any variant".
 impl<'de> Deserialize<'de> for HistorySize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct SizeOrCount;
@@ -244,94 +244,6 @@ pub(super) struct Mount {
     pub(super) read_only: bool,
 }
 
-/// A path: a glob, or a table with options.
-#[derive(Debug)]
-pub(super) struct Path {
-    pub(super) host: NodePattern,
-    pub(super) container: Option<String>,
-    pub(super) permissions: Option<String>,
-    /// Only for a member of a group, and for a node that goes with a device.
-    pub(super) optional: Option<bool>,
-}
-
-/// A path, or several that are one device.
-#[derive(Debug)]
-pub(super) enum PathOrGroup {
-    Path(Path),
-    Group(Vec<Path>),
-}
-
-impl<'de> Deserialize<'de> for Path {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match PathOrGroup::deserialize(deserializer)? {
-            PathOrGroup::Path(path) => Ok(path),
-            PathOrGroup::Group(_) => {
-                Err(D::Error::custom("a `group` cannot be here, only in `paths` itself"))
-            }
-        }
-    }
-}
-
-/// Implemented by hand: serde's `untagged` answers a misspelt key with "did not match any variant".
-impl<'de> Deserialize<'de> for PathOrGroup {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Table {
-            host: Option<String>,
-            regex: Option<String>,
-            group: Option<Vec<Path>>,
-            container: Option<String>,
-            permissions: Option<String>,
-            optional: Option<bool>,
-        }
-
-        struct TextOrTable;
-
-        impl<'de> Visitor<'de> for TextOrTable {
-            type Value = PathOrGroup;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a path, or a table such as { host = \"/dev/fuse\", container = \"/dev/fuse\", permissions = \"rwm\" }")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<PathOrGroup, E> {
-                let (container, permissions, optional) = (None, None, None);
-                Ok(PathOrGroup::Path(Path { host: text.into(), container, permissions, optional }))
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PathOrGroup, A::Error> {
-                let Table { host, regex, group, container, permissions, optional } =
-                    Table::deserialize(MapAccessDeserializer::new(map))?;
-                let is_alone = host.is_none()
-                    && regex.is_none()
-                    && container.is_none()
-                    && permissions.is_none()
-                    && optional.is_none();
-                let host = match (host, regex, group) {
-                    (_, _, Some(group)) if is_alone => return Ok(PathOrGroup::Group(group)),
-                    (_, _, Some(_)) => {
-                        return Err(A::Error::custom(
-                            "a table with `group` has no other key: set the others in its members",
-                        ));
-                    }
-                    (Some(host), None, None) => NodePattern::Glob(host),
-                    (None, Some(regex), None) => NodePattern::Regex(regex),
-                    (Some(_), Some(_), None) => {
-                        return Err(A::Error::custom(
-                            "`host` and `regex` exclude each other: give one of them",
-                        ));
-                    }
-                    (None, None, None) => return Err(A::Error::missing_field("host")),
-                };
-                Ok(PathOrGroup::Path(Path { host, container, permissions, optional }))
-            }
-        }
-
-        deserializer.deserialize_any(TextOrTable)
-    }
-}
-
 /// A hook: a word, or a command with its time limit.
 #[derive(Debug)]
 pub(super) enum Hook {
@@ -350,7 +262,7 @@ pub(super) struct Check {
     pub(super) every: Option<String>,
 }
 
-/// Implemented by hand, for the same reason as for [`Path`].
+/// Implemented by hand: serde's `untagged` answers a misspelt key with "did not match any variant".
 impl<'de> Deserialize<'de> for Hook {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

@@ -9,7 +9,7 @@
 //! | `condition` | which nodes a section is for, by their hardware and labels |
 //! | `labels` | the file with the node's labels, and the copy of those of the API server |
 //! | `effective` | the result as TOML again |
-//! | `fragments` | the keys of a file, read by `typed` |
+//! | `fragments` `path_entries` | the keys of a file, read by `typed` |
 //! | `validate` `resource` `paths` | turn them into a [`Config`] |
 //! | `validated` | the [`Config`] itself |
 //! | `contract` | validates the options of a contract |
@@ -36,6 +36,7 @@ mod labels;
 mod merge;
 mod node;
 mod parse;
+mod path_entries;
 mod paths;
 mod resource;
 mod section;

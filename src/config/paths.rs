@@ -1,15 +1,15 @@
 //! Validates the paths of a resource: nodes of `/dev` by glob or regular expression, and mounts.
 
 use super::error::hidden;
-use super::fragments::PathOrGroup;
+use super::path_entries::{self as entries, PathOrGroup};
 use super::{fragments, text};
-use crate::domain::{CharPath, MemberPath, MountSpec, NodePattern};
+use crate::domain::{CharPath, MemberPath, MountSpec, NodePattern, UsbSelect};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The memory limit of a regular expression: thousands of times the size of one for names.
 const REGEX_BYTES_MAX: usize = 256 * 1024;
 
-fn path(path: &fragments::Path, is_one: bool) -> Result<CharPath, String> {
+fn path(path: &entries::Path, is_one: bool) -> Result<CharPath, String> {
     let host = &path.host;
     match host {
         NodePattern::Glob(glob) => self::glob(glob)?,
@@ -81,12 +81,17 @@ fn regex(regex: &str) -> Result<(), String> {
     )
 }
 
-/// The paths of a resource, and its groups.
-pub(super) fn paths(
-    resource: &fragments::Resource,
-    is_one: bool,
-) -> Result<(Vec<CharPath>, Vec<Vec<MemberPath>>), String> {
-    let (mut paths, mut groups) = (Vec::new(), Vec::new());
+/// The devices of a `char` resource.
+#[derive(Debug, Default)]
+pub(super) struct Paths {
+    pub(super) paths: Vec<CharPath>,
+    pub(super) groups: Vec<Vec<MemberPath>>,
+    pub(super) usb: Vec<UsbSelect>,
+}
+
+/// The paths of a resource, its groups, and its USB devices.
+pub(super) fn paths(resource: &fragments::Resource, is_one: bool) -> Result<Paths, String> {
+    let Paths { mut paths, mut groups, mut usb } = Paths::default();
     for entry in &resource.paths {
         match entry {
             PathOrGroup::Path(path) if path.optional.is_some() => {
@@ -98,14 +103,32 @@ pub(super) fn paths(
             }
             PathOrGroup::Path(path) => paths.push(self::path(path, is_one)?),
             PathOrGroup::Group(members) => groups.push(group(members)?),
+            PathOrGroup::Usb(select) => usb.push(self::usb(select)?),
         }
     }
     check_targets(&paths, &groups, is_one)?;
-    Ok((paths, groups))
+    Ok(Paths { paths, groups, usb })
+}
+
+fn usb(usb: &entries::Usb) -> Result<UsbSelect, String> {
+    if let Some(serial) = &usb.serial
+        && (serial.trim().is_empty() || serial.contains(char::is_control))
+    {
+        return Err(format!(
+            "the `serial` `{}` of `usb` must be the serial number that the device reports; leave \
+             it out for any device",
+            hidden(serial)
+        ));
+    }
+    Ok(UsbSelect {
+        vendor: text::hex_id("vendor", &usb.vendor)?,
+        product: usb.product.as_ref().map(|id| text::hex_id("product", id)).transpose()?,
+        serial: usb.serial.as_ref().map(|serial| serial.trim().to_owned()),
+    })
 }
 
 /// The members of a group. Its first member is the device's identity.
-fn group(members: &[fragments::Path]) -> Result<Vec<MemberPath>, String> {
+fn group(members: &[entries::Path]) -> Result<Vec<MemberPath>, String> {
     let Some(first) = members.first() else {
         return Err("a `group` is empty; give the paths of its nodes".into());
     };
@@ -131,13 +154,13 @@ fn group(members: &[fragments::Path]) -> Result<Vec<MemberPath>, String> {
     members.iter().map(member).collect()
 }
 
-fn member(member: &fragments::Path) -> Result<MemberPath, String> {
+fn member(member: &entries::Path) -> Result<MemberPath, String> {
     let optional = member.optional.unwrap_or_default();
     Ok(MemberPath { path: path(member, false)?, optional })
 }
 
 /// The nodes that go with each device of a resource.
-pub(super) fn nodes(nodes: &[fragments::Path]) -> Result<Vec<MemberPath>, String> {
+pub(super) fn nodes(nodes: &[entries::Path]) -> Result<Vec<MemberPath>, String> {
     let mut taken = BTreeMap::new();
     for node in nodes {
         let shown = hidden(&node.host);
@@ -269,9 +292,22 @@ mod tests {
     }
 
     #[test]
+    fn usb_devices_are_read_by_their_ids() {
+        let config = load(
+            "class = \"char\"\npaths = [\"/dev/a\", { usb = { vendor = \"0x1A6E\", product = \"89a\" } }, \
+             { usb = { vendor = \"403\", serial = \" A1 \" } }]",
+        )
+        .unwrap();
+        let usb: Vec<String> = config.resources[0].usb.iter().map(ToString::to_string).collect();
+        assert_eq!(usb, ["USB 1a6e:089a", "USB 0403:* with the serial number A1"]);
+        assert_eq!(config.resources[0].paths.len(), 1);
+    }
+
+    #[test]
     fn every_mistake_in_groups_nodes_and_placeholders_is_one_sentence() {
         let group =
             |members: &str| format!("class = \"char\"\npaths = [{{ group = [{members}] }}]");
+        let usb = |keys: &str| format!("class = \"char\"\npaths = [{{ usb = {{ {keys} }} }}]");
         for (text, expected) in [
             (group(""), "a `group` is empty"),
             (group("\"/dev/a*\""), "the first member `/dev/a*` of a `group` must have no wildcard"),
@@ -310,6 +346,19 @@ mod tests {
                     .into(),
                 "two of `nodes` would be `/dev/b` in the container",
             ),
+            (usb("product = \"1\""), "missing field `vendor`"),
+            (usb("vendor = \"usb\""), "the vendor id `usb` must be up to four hex digits"),
+            (usb("vendor = \"1\", product = \"12345\""), "the product id `12345` must be"),
+            (usb("vendor = \"1\", serial = \"  \""), "the `serial` `  ` of `usb` must be"),
+            (usb("vendor = \"1\", name = \"x\""), "unknown key `name`"),
+            (
+                "class = \"char\"\npaths = [{ usb = { vendor = \"1\" }, permissions = \"r\" }]".into(),
+                "a table with `usb` has no other key",
+            ),
+            (
+                "class = \"char\"\npaths = [\"/dev/a\"]\nnodes = [{ usb = { vendor = \"1\" } }]".into(),
+                "`usb` cannot be here, only in `paths` itself",
+            ),
             (
                 "class = \"other\"\nselect = { vendor = [\"10de\"] }".into(),
                 "the class `other` has every other PCI function",
@@ -327,6 +376,10 @@ mod tests {
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
         let error = examined.config().unwrap_err().in_full();
         assert!(error.contains("a `group` is one device, and `{node}`"), "{error}");
+        let text = text.replace("group = [\"/dev/a\"]", "usb = { vendor = \"1\" }");
+        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+        let error = examined.config().unwrap_err().in_full();
+        assert!(error.contains("the node of a `usb` device has another name"), "{error}");
         assert!(load("class = \"gpu\"\nenv = { A = '{\"json\": {}} {{what}}' }").is_ok());
     }
 }

@@ -3,8 +3,10 @@
 use super::api::api;
 use super::contract::contract;
 use super::error::{hidden, hidden_in};
-use super::fragments::{self, Class, LinkType, PathOrGroup};
+use super::fragments::{self, Class, LinkType};
 use super::hooks::hooks;
+use super::path_entries::PathOrGroup;
+use super::paths::Paths;
 use super::sharing::sharing;
 use super::{paths, text};
 use crate::domain::{
@@ -28,7 +30,7 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
     // If a container, or a resource, has only one device, several hosts may have the same path in
     // the container.
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
-    let (paths, groups) = paths::paths(resource, is_one)?;
+    let Paths { paths, groups, usb } = paths::paths(resource, is_one)?;
     text::environment(&resource.env)?;
     let contract = contract(resource, class, &select)?;
     let api = api(resource, &contract)?;
@@ -43,6 +45,7 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
         exclude: resource.exclude.as_ref().map(self::select).transpose()?,
         paths,
         groups,
+        usb,
         nodes: paths::nodes(&resource.nodes)?,
         cdi: resource.cdi.clone(),
         sharing,
@@ -72,6 +75,14 @@ fn check_class(
     }
     if is_char && resource.paths.is_empty() {
         return Err("the class `char` needs `paths`, such as paths = [\"/dev/fuse\"]".into());
+    }
+    let is_usb = |entry: &PathOrGroup| matches!(entry, PathOrGroup::Usb(_));
+    if resource.name.contains(NODE) && resource.paths.iter().any(is_usb) {
+        return Err(format!(
+            "the node of a `usb` device has another name each time it is plugged in, and `{NODE}` \
+             in the name makes a resource of each node; give the devices a resource with an \
+             ordinary name"
+        ));
     }
     let is_group = |entry: &PathOrGroup| matches!(entry, PathOrGroup::Group(_));
     if resource.name.contains(NODE) && resource.paths.iter().any(is_group) {
@@ -112,19 +123,7 @@ fn class(class: Class) -> DeviceClass {
 }
 
 fn select(fragment: &fragments::Select) -> Result<Select, String> {
-    let hex = |what: &'static str| {
-        move |text: &String| {
-            let digits = text.strip_prefix("0x").unwrap_or(text);
-            let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-            let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
-            id.ok_or_else(|| {
-                format!(
-                    "the {what} id `{}` must be up to four hex digits, as in \"10de\"",
-                    hidden(text)
-                )
-            })
-        }
-    };
+    let hex = |what: &'static str| move |text: &String| text::hex_id(what, text);
     let address = |text: &String| {
         let text = text.to_ascii_lowercase();
         text.parse::<PciAddress>().map_err(|error| hidden_in(&error.to_string(), &text))

@@ -39,6 +39,16 @@ pub(super) fn placeholders(text: &str, of: &str) -> Result<(), String> {
     })
 }
 
+/// An id of up to four hexadecimal digits, as PCI and USB have them. `what` names it.
+pub(super) fn hex_id(what: &str, text: &str) -> Result<u16, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    let plain = digits.len() <= 4 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let id = plain.then(|| u16::from_str_radix(digits, 16).ok()).flatten();
+    id.ok_or_else(|| {
+        format!("the {what} id `{}` must be up to four hex digits, as in \"10de\"", hidden(text))
+    })
+}
+
 /// An argument of a command line.
 pub(super) fn argument(argument: &str, of: &str) -> Result<(), String> {
     if argument.contains('\0') {

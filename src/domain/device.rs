@@ -149,6 +149,7 @@ pub struct Device {
     /// | `group_blocked_by` | for guests | the function that keeps the group from guests |
     /// | `kernel_name` | node of `/dev` | `subsystem:name` |
     /// | `kernel_device` | node of `/dev` | the kernel's device, below `/sys/devices` |
+    /// | `usb_ids` | USB device | vendor and product: `0403:6001`; also has `serial` and `model` |
     /// | `disk` | node of `/dev` | the disk's name, for a disk or partition |
     /// | `disk_id` | node of `/dev` | identity of the disk (`wwid`), or of several, with commas |
     /// | `disk_partition` | node of `/dev` | the number of the partition |

@@ -113,7 +113,7 @@ pub use resource::{CharPath, MemberPath, MountSpec, NodePattern, ResourceSpec, S
 pub use resource_name::{InvalidResourceName, MIG_PROFILE, NODE, ResourceName};
 pub use retention::Retention;
 pub use safeguard::Safeguard;
-pub use select::{ParsePfError, Pf, PfSelect};
+pub use select::{ParsePfError, Pf, PfSelect, UsbSelect};
 pub use sharing::{PerContainer, Sharing};
 pub use signal::{Counter, DeviceEvent, EventKind, GpuInstance, Signals, Source, Symptom};
 pub use time::{Moment, Timestamp};

@@ -7,7 +7,7 @@ use super::device_id::DeviceId;
 use super::hook::Hooks;
 use super::pci::PciAddress;
 use super::resource_name::ResourceName;
-use super::select::PfSelect;
+use super::select::{PfSelect, UsbSelect};
 use super::sharing::{PerContainer, Sharing};
 use super::topology::Placement;
 use serde::{Deserialize, Serialize};
@@ -172,6 +172,8 @@ pub struct ResourceSpec {
     /// Groups of paths, for the class `char`: each group is one device. It exists while its first
     /// path leads to a node or a folder of nodes.
     pub groups: Vec<Vec<MemberPath>>,
+    /// USB devices by their ids, for the class `char`.
+    pub usb: Vec<UsbSelect>,
     /// Nodes that every container gets in addition to those of its devices. They belong to no
     /// device alone.
     pub nodes: Vec<MemberPath>,
@@ -204,6 +206,7 @@ impl ResourceSpec {
             exclude: None,
             paths: Vec::new(),
             groups: Vec::new(),
+            usb: Vec::new(),
             nodes: Vec::new(),
             sharing: Sharing::Exclusive,
             per_container: PerContainer::Any,

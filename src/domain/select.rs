@@ -1,7 +1,34 @@
-//! The selection of virtual functions in a configuration.
+//! The selection of virtual functions and of USB devices in a configuration.
 
 use super::pci::PciAddress;
+use std::fmt;
 use std::str::FromStr;
+
+/// Some USB devices, by the ids that they report (USB 2.0, 9.6.1; sysfs `idVendor`, `idProduct` and
+/// `serial`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsbSelect {
+    /// The vendor id.
+    pub vendor: u16,
+    /// The product id; `None` selects every product of the vendor.
+    pub product: Option<u16>,
+    /// The serial number; `None` selects devices with any one, or without one.
+    pub serial: Option<String>,
+}
+
+impl fmt::Display for UsbSelect {
+    /// Writes for example `USB 0403:6001 with the serial number A1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.product {
+            Some(product) => write!(f, "USB {:04x}:{product:04x}", self.vendor)?,
+            None => write!(f, "USB {:04x}:*", self.vendor)?,
+        }
+        match &self.serial {
+            Some(serial) => write!(f, " with the serial number {serial}"),
+            None => Ok(()),
+        }
+    }
+}
 
 /// Some virtual functions of a physical function: `ens1f0#0-3,7`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 //!
 //! A path that leads to a folder (`/dev/snd`) is one device with every node in it. A wildcard that
 //! matches nodes and folders selects the nodes only. A group of paths is one device with the nodes
-//! of all of them, and is named as its first path is.
+//! of all of them, and is named as its first path is. A USB device has its node and those of its
+//! drivers, and is named by its serial number or its port.
 //!
 //! A node is found by its current name (`/dev/ttyUSB0`). Its id comes from a name that stays the
 //! same: udev's link to it, else the kernel's subsystem and name. No node is ever opened: opening
@@ -15,6 +16,7 @@ use super::disks::Disks;
 use super::matches::{Match, matches};
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
 use super::numa::NumaNodes;
+use super::usb::UsbDevice;
 use crate::domain::{
     Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Object, ResourceName,
     ResourceSpec,
@@ -80,6 +82,12 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
                     .map(Object::kernel_device),
             );
         }
+        if let Some(usb) = &found.usb {
+            named.links = usb.lasting_names(root);
+            record = Some(kernel_record(root, usb));
+            let device = record.as_ref().and_then(|record| record.device.as_deref());
+            named.objects.extend(device.map(Object::kernel_device));
+        }
         if found.is_group {
             // A group is named by the link that it begins with, also by one of a kind without
             // links above.
@@ -107,6 +115,9 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let names = name_nodes(&nodes, search.held);
     for ((found_at, name), record) in matches.iter().zip(names).zip(records) {
         let mut device = describe(found_at, name, record.as_ref());
+        if let Some(usb) = &found_at.usb {
+            note_usb(root, usb, &mut device.attributes);
+        }
         note_use(&mut device, search.disks);
         near(root, &mut device, search);
         let failures = root.take_failures();
@@ -210,6 +221,19 @@ fn attributes_of(record: Option<&KernelRecord>) -> Attributes {
         attributes.extend(record.device.clone().map(|device| ("kernel_device", device)));
     }
     attributes
+}
+
+/// The kernel's device of a USB device.
+fn kernel_record(root: &HostRoot, usb: &UsbDevice) -> KernelRecord {
+    let device = usb.target(root).as_deref().and_then(below_devices);
+    KernelRecord { name: format!("usb:{}", usb.name), device }
+}
+
+/// Notes what a USB device reports.
+fn note_usb(root: &HostRoot, usb: &UsbDevice, attributes: &mut Attributes) {
+    attributes.insert("usb_ids", format!("{:04x}:{:04x}", usb.vendor, usb.product));
+    attributes.extend(usb.serial.clone().map(|serial| ("serial", serial)));
+    attributes.extend(usb.model(root).map(|model| ("model", model)));
 }
 
 /// Notes how the host uses a node that is a disk or leads to one.

@@ -6,15 +6,23 @@ use super::char_devices::{CharDevices, note_failure};
 use super::disks::Disks;
 use super::node_names::base_name;
 use super::patterns::Dev;
-use crate::domain::{CharPath, DeviceNode, MemberPath, NodePattern, ResourceName, ResourceSpec};
+use super::usb::{self, UsbDevice};
+use crate::domain::{
+    CharPath, DeviceNode, MemberPath, NodePattern, ResourceName, ResourceSpec, UsbSelect,
+};
 use crate::host::{HostNode, HostRoot, Listings, NodeFolder, TooMany};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One device: a node or a folder of nodes, with the configured path that led to it.
+/// The permissions for the nodes of a USB device.
+const USB_PERMISSIONS: &str = "rw";
+
+/// One device: a node, a folder of nodes, a group or a USB device.
 pub(super) struct Match<'a> {
     pub(super) spec: &'a ResourceSpec,
-    pub(super) path: &'a CharPath,
+    /// The configured path in the container.
+    container: Option<&'a str>,
+    permissions: &'a str,
     pub(super) folder: Option<String>,
     /// The node, or those in the folder.
     pub(super) nodes: Vec<HostNode>,
@@ -23,8 +31,9 @@ pub(super) struct Match<'a> {
     /// The nodes of the other members of a group, as containers get them. One without a number may
     /// be absent.
     pub(super) others: Vec<DeviceNode>,
-    /// Whether it is a group.
+    /// Whether it has `others`: a group, or a USB device.
     pub(super) is_group: bool,
+    pub(super) usb: Option<UsbDevice>,
 }
 
 impl Match<'_> {
@@ -38,12 +47,12 @@ impl Match<'_> {
     /// The nodes of this path.
     fn nodes_of_path(&self, required: bool) -> Vec<DeviceNode> {
         let real_path = self.real_path();
-        let container = match &self.path.container {
+        let container = match self.container {
             // The path where a program expects it: the configured, stable path, not the current
             // kernel number.
             None => self.matched.clone(),
             Some(folder) if folder.ends_with('/') => format!("{folder}{}", base_name(real_path)),
-            Some(container) => container.clone(),
+            Some(container) => container.to_owned(),
         };
         let node = |node: &HostNode| DeviceNode {
             host: node.path.clone(),
@@ -51,7 +60,7 @@ impl Match<'_> {
                 "{container}{}",
                 node.path.strip_prefix(real_path).unwrap_or_default()
             ),
-            permissions: self.path.permissions.clone(),
+            permissions: self.permissions.to_owned(),
             required,
             number: node.number,
         };
@@ -76,6 +85,9 @@ pub(super) fn matches<'a>(
     let (mut taken, mut listings) = (BTreeMap::new(), Listings::default());
     let dev = Dev::of(root, specs.iter().flat_map(|spec| &spec.paths).map(|path| &path.host));
     let of_dev = root.take_failures();
+    let usb =
+        if specs.iter().any(|spec| !spec.usb.is_empty()) { usb::devices(root) } else { Vec::new() };
+    let of_usb = root.take_failures();
     for spec in specs {
         found.by_resource.entry(spec.name.clone()).or_default();
         for path in &spec.paths {
@@ -136,8 +148,85 @@ pub(super) fn matches<'a>(
         for group in &spec.groups {
             matches.extend(add_group(&sources, &mut listings, (spec, group), &mut taken, found));
         }
+        for select in &spec.usb {
+            root.repeat_failures(&of_usb);
+            let devices = usb.iter().filter(|device| device.is_selected(select));
+            let devices: Vec<Match<'_>> = devices
+                .filter_map(|device| of_usb_device(root, &mut listings, spec, device))
+                .collect();
+            matches.extend(add_usb(root, (spec, select), devices, &mut taken, found));
+        }
     }
     matches
+}
+
+/// A USB device with the nodes of its drivers; `None` if it has just been unplugged.
+fn of_usb_device<'a>(
+    root: &HostRoot,
+    listings: &mut Listings,
+    spec: &'a ResourceSpec,
+    usb: &UsbDevice,
+) -> Option<Match<'a>> {
+    let path = usb.node(root)?;
+    // Without its node it is a device that is unhealthy.
+    let absent = || HostNode { path: path.clone(), number: None };
+    let node = root.node_among(listings, &path).unwrap_or_else(absent);
+    let of_driver = |path: String| {
+        let node = root.node_among(listings, &path)?;
+        let permissions = USB_PERMISSIONS.to_owned();
+        let number = node.number;
+        Some(DeviceNode { number, permissions, ..DeviceNode::at(node.path) }.optional())
+    };
+    Some(Match {
+        spec,
+        container: None,
+        permissions: USB_PERMISSIONS,
+        folder: None,
+        matched: node.path.clone(),
+        nodes: vec![node],
+        others: usb.nodes_of_drivers(root).into_iter().filter_map(of_driver).collect(),
+        is_group: true,
+        usb: Some(usb.clone()),
+    })
+}
+
+/// The USB devices that no earlier resource has. After a failed read the resource stays as in the
+/// former scan.
+fn add_usb<'a>(
+    root: &HostRoot,
+    (spec, select): (&'a ResourceSpec, &UsbSelect),
+    devices: Vec<Match<'a>>,
+    taken: &mut BTreeMap<String, ResourceName>,
+    found: &mut CharDevices,
+) -> Vec<Match<'a>> {
+    let failures = root.take_failures();
+    note_failure(found, spec, &failures);
+    if !failures.is_empty() {
+        return Vec::new();
+    }
+    let mut warn = |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
+    if devices.is_empty() {
+        warn(format!("no device matches {select}"));
+    }
+    let mut free = Vec::new();
+    for device in devices {
+        let nodes = device.device_nodes();
+        if taken.get(device.real_path()) == Some(&spec.name) {
+            continue; // By another entry of this resource.
+        }
+        match nodes.iter().find_map(|node| Some((node, taken.get(&node.host)?))) {
+            Some((node, other)) => warn(format!(
+                "{} is not offered by {select}, because {} already belongs to {other}, the first \
+                 resource that matches it",
+                device.matched, node.host
+            )),
+            None => {
+                taken.extend(nodes.into_iter().map(|node| (node.host, spec.name.clone())));
+                free.push(device);
+            }
+        }
+    }
+    free
 }
 
 /// The device of a group. After a failed read it stays as in the former scan: it could lack nodes.
@@ -190,14 +279,17 @@ fn matches_of_path<'a>(
         }
     }
     let is_glob = matches!(path.host, NodePattern::Glob(_));
+    let (container, permissions) = (path.container.as_deref(), path.permissions.as_str());
     let of_node = |(node, matched): (HostNode, &String)| Match {
         spec,
-        path,
+        container,
+        permissions,
         folder: None,
         nodes: vec![node],
         matched: matched.clone(),
         others: Vec::new(),
         is_group: false,
+        usb: None,
     };
     let mut candidates: Vec<Match<'_>> = nodes.into_iter().map(of_node).collect();
     if is_glob && !candidates.is_empty() {
@@ -213,12 +305,14 @@ fn matches_of_path<'a>(
     }
     candidates.extend(folders.into_iter().map(|(folder, (nodes, matched))| Match {
         spec,
-        path,
+        container,
+        permissions,
         folder: Some(folder),
         nodes,
         matched,
         others: Vec::new(),
         is_group: false,
+        usb: None,
     }));
     Ok(candidates)
 }

@@ -54,6 +54,7 @@ mod tegra;
 #[cfg(test)]
 pub(crate) mod testing;
 mod uevent;
+mod usb;
 mod vfio;
 mod xid;
 

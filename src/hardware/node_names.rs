@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 pub struct NamedNode {
     /// The real path.
     pub path: String,
-    /// udev's links to it, best first.
+    /// udev's links to it, best first; for a USB device its lasting names, which two devices may
+    /// share.
     pub links: Vec<String>,
     /// The kernel's name for it, `subsystem:name`.
     pub kernel: Option<String>,
@@ -43,12 +44,20 @@ pub struct NodeName {
 /// Names each node.
 pub fn name_nodes(nodes: &[NamedNode], held: &[HeldNode]) -> Vec<NodeName> {
     let kept = kept_names(nodes, held);
+    let mut leads_to: BTreeMap<&str, usize> = BTreeMap::new();
+    for link in nodes.iter().flat_map(|node| &node.links) {
+        *leads_to.entry(link).or_default() += 1;
+    }
     let name = |(index, node): (usize, &NamedNode)| {
         if let Some(name) = kept.by_node.get(&index) {
             return name.clone();
         }
-        let free =
-            |link: &&String| kept.by_link.get(link.as_str()).is_none_or(|owner| *owner == index);
+        // A name that several devices show names none of them.
+        let is_one = |link: &&String| leads_to.get(link.as_str()) == Some(&1);
+        let free = |link: &&String| match kept.by_link.get(link.as_str()) {
+            Some(owner) => *owner == index,
+            None => is_one(link),
+        };
         let link = node.links.iter().find(free);
         let id = link
             .map(|link| base_name(link).to_owned())
@@ -83,12 +92,12 @@ fn kept_names<'a>(nodes: &'a [NamedNode], held: &[HeldNode]) -> KeptNames<'a> {
     for HeldNode { id, objects } in held {
         // Matched by id and not by key: a rebuilt ledger does not know the key.
         let Some((leads_to, link)) = by_link.get(id.as_str()).copied() else { continue };
-        let Some(&is) = by_object.conflict(objects, |node| *node == leads_to) else { continue };
         // The held device may have two nodes now, and the link leads to one of them.
-        if by_object.conflict(objects, |node| *node != leads_to).is_none() {
-            kept.by_link.insert(link, is);
-            kept.by_node.insert(is, NodeName { id: id.clone(), key: format!("dev:{link}") });
-        }
+        let is_there = by_object.conflict(objects, |node| *node != leads_to).copied();
+        let elsewhere = || by_object.conflict(objects, |node| *node == leads_to).copied();
+        let Some(is) = is_there.or_else(elsewhere) else { continue };
+        kept.by_link.insert(link, is);
+        kept.by_node.insert(is, NodeName { id: id.clone(), key: format!("dev:{link}") });
     }
     kept
 }
@@ -124,6 +133,20 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_two_nodes_show_names_only_the_held_one() {
+        let twins =
+            [node("/dev/a", &["serial-0", "port-1"]), node("/dev/b", &["serial-0", "port-2"])];
+        let port = |n: u32| name(&format!("port-{n}"), &format!("serial/port-{n}"));
+        let serial = || name("serial-0", "serial/serial-0");
+        assert_eq!(names(&twins, &[]), [port(1), port(2)]);
+        assert_eq!(names(&twins, &[held("serial-0", "/dev/a")]), [serial(), port(2)]);
+        assert_eq!(names(&twins, &[held("serial-0", "/dev/b")]), [port(1), serial()]);
+        assert_eq!(names(&twins, &[held("serial-0", "/dev/c")]), [port(1), port(2)]);
+        assert_eq!(names(&twins[..1], &[]), [serial()]);
+        assert_eq!(names(&twins[..1], &[held("port-1", "/dev/a")]), [port(1)]);
+    }
+
+    #[test]
     fn a_link_that_moves_does_not_take_the_id_from_a_held_node() {
         let twins = [
             node("/dev/ttyUSB0", &["by-path/1"]),
@@ -146,6 +169,11 @@ mod tests {
             "it was plugged in again, and has another number"
         );
         assert_eq!(names(&twins, &[held("1", "/dev/ttyUSB0")]), own);
+        assert_eq!(
+            names(&twins, &[held("2", "/dev/ttyUSB1")]),
+            [name("1", "serial/by-path/1"), name("2", "serial/by-path/2")],
+            "a better link does not rename a held node"
+        );
         let bare = [node("/dev/ttyUSB0", &[]), node("/dev/ttyUSB1", &["by-id/usb-a"])];
         let expected = [name("usb-a", "serial/by-id/usb-a"), name("dev:ttyUSB1", "ttyUSB1")];
         assert_eq!(

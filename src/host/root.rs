@@ -230,6 +230,16 @@ impl HostRoot {
         self.noting(rel, list).unwrap_or_default()
     }
 
+    /// The names of the directories in a directory, sorted, without links to directories; empty if
+    /// it cannot be read.
+    #[must_use]
+    pub fn folders(&self, rel: &str) -> Vec<String> {
+        let entries = self.typed_entries(rel).into_iter().filter(|(_, kind)| kind.is_dir());
+        let mut names: Vec<String> = entries.map(|(name, _)| name).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Whether `rel` exists; a dangling link does not.
     #[must_use]
     pub fn exists(&self, rel: &str) -> bool {

@@ -32,6 +32,9 @@ const RECONCILE_AFTER: Duration = Duration::from_millis(50);
 /// one after the other.
 const RELOAD_AFTER: Duration = Duration::from_millis(200);
 
+/// The directory of the nodes of USB devices, with a directory for each bus.
+const USB_NODES: &str = "dev/bus/usb";
+
 /// The socket where the kubelet accepts registrations.
 pub(crate) fn kubelet_socket(device_plugins: &Path) -> PathBuf {
     device_plugins.join("kubelet.sock")
@@ -110,6 +113,13 @@ impl Watcher {
                 dirs.extend(
                     host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))),
                 );
+            }
+            if !spec.usb.is_empty() {
+                // Its own nodes, by bus, and those of most drivers.
+                let buses = self.host_root.folders(USB_NODES).into_iter();
+                let buses = buses.map(|bus| self.host_root.path(&format!("{USB_NODES}/{bus}")));
+                dirs.extend(["dev", USB_NODES].map(|folder| self.host_root.path(folder)));
+                dirs.extend(buses);
             }
         }
         dirs

@@ -2,6 +2,7 @@
 
 mod glob;
 mod group;
+mod usb;
 
 use self::group::{Group, group_of};
 use super::super::tree::{Is, Table, Value};
@@ -25,6 +26,9 @@ pub(super) const KEYS: &[&str] = &[
     "devices[].groups",
     "devices[].groups[].count",
     "devices[].groups[].usb",
+    "devices[].groups[].usb[].vendor",
+    "devices[].groups[].usb[].product",
+    "devices[].groups[].usb[].serial",
     "devices[].groups[].paths",
     "devices[].groups[].paths[].path",
     "devices[].groups[].paths[].mountPath",
@@ -220,7 +224,7 @@ fn offer(
     set_from(
         &mut offered,
         "paths",
-        list(offered_groups.into_iter().map(|group| group.path).collect()),
+        list(offered_groups.into_iter().flat_map(|group| group.paths).collect()),
         &groups,
     );
     if count > 1 {

@@ -170,11 +170,15 @@ fn squats() {
         ("example.org/sound", Sharing::Exclusive),
         ("example.org/modem", Sharing::Exclusive),
         ("example.org/each", Sharing::Exclusive),
+        ("example.org/dongle", Sharing::Exclusive),
         ("example.org/capture", Sharing::Exclusive),
     ];
     assert_eq!(of, expected);
     assert_eq!(devices.resources[4].per_container, PerContainer::One);
-    let capture = &devices.resources[6];
+    let usb: Vec<String> = devices.resources[6].usb.iter().map(ToString::to_string).collect();
+    let expected = ["USB 0403:6001 with the serial number A1", "USB 1a6e:089a", "USB 18d1:9302"];
+    assert_eq!(usb, expected);
+    let capture = &devices.resources[7];
     let groups: Vec<Vec<(String, bool)>> = capture
         .groups
         .iter()

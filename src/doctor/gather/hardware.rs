@@ -47,7 +47,11 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
                 Vec::new()
             },
             needs_nvml: asks_nvml && spec.contract.kind() == ContractKind::Nvidia,
-            paths: spec.device_paths().map(|path| path.host.to_string()).collect(),
+            paths: spec
+                .device_paths()
+                .map(|path| path.host.to_string())
+                .chain(spec.usb.iter().map(ToString::to_string))
+                .collect(),
             is_for_guests: is_for_guests(spec, devices),
             is_nvidia: devices.iter().any(|device| {
                 device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))

@@ -5,16 +5,17 @@ use super::super::error::ImportError;
 use super::super::field::Field;
 use super::super::values::{plain, text};
 use super::glob::{glob, is_glob};
+use super::usb;
 use crate::config::tree::{Is, Table, Value};
 
 /// The plugin's default permissions of a container for a node.
 const PERMISSIONS: &str = "mrw";
 
 /// A group that can be converted: each match of its only path is a device, or its several paths
-/// are one.
+/// are one. Each of its USB devices is one too.
 pub(super) struct Group {
-    /// An entry of `paths`.
-    pub(super) path: Table,
+    /// Entries of `paths`.
+    pub(super) paths: Vec<Table>,
     pub(super) mounts: Vec<Table>,
     /// How many containers may share each device.
     pub(super) count: u32,
@@ -28,14 +29,29 @@ pub(super) fn group_of(
     group: &Field<'_>,
     draft: &mut Draft,
 ) -> Result<Result<Group, String>, ImportError> {
-    if let Some(usb) = group.get("usb").filter(Field::has_effect) {
-        return Ok(Err(format!(
-            "{}: devices are not selected by their USB ids; give the node's path, or udev's link to it",
-            usb.place()
-        )));
-    }
     let count = group.get("count").map_or(Ok(1), |count| count.number())?.max(1);
-    let paths = group.get("paths").ok_or_else(|| group.wrong("`paths` or `usb`"))?;
+    let usb = group.get("usb").filter(Field::has_effect);
+    let mut usb = usb.map_or(Ok(Vec::new()), |usb| usb::entries(&usb, draft))?;
+    let paths = group.get("paths").filter(|paths| usb.is_empty() || paths.has_effect());
+    let of_paths = match paths {
+        Some(paths) => of_paths(&paths, count, draft)?,
+        None if usb.is_empty() => return Err(group.wrong("`paths` or `usb`")),
+        None => {
+            let (mounts, targets) = (Vec::new(), Vec::new());
+            Ok(Group { paths: Vec::new(), mounts, count, is_one: false, targets })
+        }
+    };
+    Ok(of_paths.map(|mut group| {
+        group.paths.append(&mut usb);
+        group
+    }))
+}
+
+fn of_paths(
+    paths: &Field<'_>,
+    count: u32,
+    draft: &mut Draft,
+) -> Result<Result<Group, String>, ImportError> {
     let (mut nodes, mut mounts): (Vec<Node>, Vec<(Table, u32)>) = (Vec::new(), Vec::new());
     for item in paths.items()? {
         match item.get("type").map(|kind| kind.text()).transpose()?.unwrap_or("Device") {
@@ -53,7 +69,7 @@ pub(super) fn group_of(
     if nodes.len() > 1 {
         let of_group = several(nodes, paths.place(), draft);
         return Ok(of_group.map(|(path, targets)| Group {
-            path,
+            paths: vec![path],
             mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
             count,
             is_one: false,
@@ -90,7 +106,7 @@ pub(super) fn group_of(
     }
     let is_fixed = container.is_some_and(|container| !container.ends_with('/'));
     Ok(Ok(Group {
-        path: table,
+        paths: vec![table],
         mounts: mounts.into_iter().map(|(mount, _)| mount).collect(),
         count,
         is_one: is_fixed && is_glob(&host),
