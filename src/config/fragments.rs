@@ -156,6 +156,9 @@ pub(super) struct Folder {
 #[serde(deny_unknown_fields)]
 pub(super) struct Resource {
     pub(super) name: String,
+    /// Already expanded: the other keys have its values.
+    #[serde(rename = "preset")]
+    _preset: Option<String>,
     /// `plugin` or `dra`.
     pub(super) api: Option<String>,
     pub(super) class: Class,

@@ -51,6 +51,7 @@ pub(super) const KEYS: &[Key] = &[
     ("cluster", "node_condition", "false"),
     ("dra", "enabled", "false"),
     ("dra", "vendor_attributes", "false"),
+    ("resource", "preset", ""),
     ("resource", "name", ""),
     ("resource", "api", "\"plugin\""),
     ("resource", "class", ""),

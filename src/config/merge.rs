@@ -2,39 +2,22 @@
 
 use super::condition::NodeFacts;
 use super::error::unknown;
+use super::files::{FILE_BYTES_MAX, drop_ins, is_absent, read_file, unreadable};
 use super::fragments::Fragment;
 use super::keys;
 use super::labels::ComparedLabels;
 use super::node::Node;
 use super::section::Section;
 use super::tree::{Entry, Is, Table, Value};
-use super::{Config, ConfigError, DEFAULT_PATH, api, telemetry, typed, validate};
+use super::{Config, ConfigError, DEFAULT_PATH, api, preset, telemetry, typed, validate};
 use crate::domain::NODE;
-use crate::host::{read_bounded, read_whole};
+use crate::host::read_bounded;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// The limit of reported errors; further ones are only counted. A file with more is probably the
 /// wrong file, or repeats one error.
 pub const PROBLEMS_MAX: usize = 100;
-
-/// The size limit of a file. A ConfigMap has at most 1 MiB. A much larger file is a wrong one, or
-/// has no end.
-const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
-
-/// Reads a configuration file, or another plugin's; `-` is standard input.
-///
-/// # Errors
-/// The system's error; `FileTooLarge` for more than 16 MiB.
-pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    if path == Path::new("-") {
-        read_whole(io::stdin().lock(), FILE_BYTES_MAX)
-    } else {
-        read_whole(File::open(path)?, FILE_BYTES_MAX)
-    }
-}
 
 impl Config {
     /// Reads the same files again, for the same node.
@@ -162,7 +145,7 @@ impl Examined {
             Err(problem) => return self.problem(|| problem),
         };
         let sections = table.take("node");
-        self.examine(&table);
+        self.examine(&mut table);
         merge_table(&mut self.merged, table);
         let Some(Entry { value, place, .. }) = sections else { return };
         let Is::List(list) = value.is else {
@@ -179,8 +162,8 @@ impl Examined {
         let facts = NodeFacts::of(node, &validate::label_source(&self.merged));
         for value in std::mem::take(&mut self.unevaluated) {
             match Section::read(&value, &facts) {
-                Ok(section) => {
-                    self.examine(&section.table);
+                Ok(mut section) => {
+                    self.examine(&mut section.table);
                     self.check_unique_names(&section.table);
                     self.sections.push(section);
                 }
@@ -199,13 +182,18 @@ impl Examined {
         }
     }
 
-    /// Checks each part of a file separately, so that one error hides no other.
-    fn examine(&mut self, Table(entries): &Table) {
+    /// Expands presets, and checks each part of a file separately, so that one error hides no
+    /// other.
+    fn examine(&mut self, Table(entries): &mut Table) {
         for entry in entries {
             let whole = Value { place: entry.place.clone(), is: entry.value.is.clone() };
-            match (&*entry.key, &entry.value.is) {
+            match (&*entry.key, &mut entry.value.is) {
                 ("resource", Is::List(list)) => {
                     for resource in list {
+                        if let Err(problem) = preset::expand(resource) {
+                            self.problem(|| problem);
+                            continue;
+                        }
                         self.examine_part(&entry.key, Is::List(vec![resource.clone()]), resource);
                     }
                 }
@@ -356,44 +344,6 @@ fn not_utf8(bytes: &[u8], valid: usize, path: &Path) -> ConfigError {
     );
     let place = super::tree::Place { file: path.into(), line, column };
     ConfigError::new("the file is not UTF-8 at this byte; save it as UTF-8").at(Some(&place))
-}
-
-/// Whether the path itself does not exist. A dangling link exists, and the user meant its target.
-fn is_absent(path: &Path, error: &io::Error) -> bool {
-    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-    is_missing(error) && path.symlink_metadata().is_err_and(|error| is_missing(&error))
-}
-
-fn unreadable(path: &Path, error: &io::Error, advice: &str) -> ConfigError {
-    let target = path.read_link().ok().filter(|_| error.kind() == io::ErrorKind::NotFound);
-    let problem = match target {
-        Some(target) => format!(
-            "is a dangling link to `{}`; create or mount its target, or remove the link",
-            target.display()
-        ),
-        None => format!("cannot be read: {error}{advice}"),
-    };
-    ConfigError::new(problem).in_file(path)
-}
-
-fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
-    let dir = main.with_file_name("config.d");
-    let entries = match std::fs::read_dir(&dir) {
-        Ok(entries) => entries,
-        Err(error) if is_absent(&dir, &error) => return Ok(Vec::new()),
-        Err(error) => return Err(unreadable(&dir, &error, "")),
-    };
-    // Like a shell's `*.toml`. Hidden files belong to editors: Emacs' `.#site.toml` is a dangling
-    // link.
-    let is_drop_in = |path: &PathBuf| {
-        let is_hidden =
-            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        !is_hidden && path.extension().is_some_and(|extension| extension == "toml")
-    };
-    let mut paths: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(is_drop_in).collect();
-    paths.sort();
-    Ok(paths)
 }
 
 #[cfg(test)]

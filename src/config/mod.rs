@@ -6,6 +6,8 @@
 //! | `merge` | checks each part of a file separately, so that every error is one sentence |
 //! | | with its place; then merges `config.toml`, the drop-ins of `config.d/` by name, and the |
 //! | | sections for this `node`: a later key wins, resources add up |
+//! | `files` | the main file and its drop-ins |
+//! | `preset` | a name in place of the keys of a resource |
 //! | `condition` | which nodes a section is for, by their hardware and labels |
 //! | `labels` | the file with the node's labels, and the copy of those of the API server |
 //! | `effective` | the result as TOML again |
@@ -27,6 +29,7 @@ mod condition;
 mod contract;
 mod effective;
 mod error;
+mod files;
 mod fragments;
 mod health;
 mod hooks;
@@ -38,6 +41,7 @@ mod node;
 mod parse;
 mod path_entries;
 mod paths;
+mod preset;
 mod resource;
 mod section;
 mod sharing;
@@ -55,8 +59,9 @@ mod tests;
 pub use change::{Change, ResourceChange};
 pub use effective::{Origin, Shown};
 pub use error::ConfigError;
+pub use files::read_file;
 pub use labels::{ComparedLabels, Labels, copied_labels, copy_of_labels};
-pub use merge::{Examined, PROBLEMS_MAX, load, read_file};
+pub use merge::{Examined, PROBLEMS_MAX, load};
 pub use node::Node;
 pub use section::Section;
 pub use validated::{Config, DEFAULT_PATH, Roots};

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 type Placeholder = (&'static str, fn(&Device) -> Option<String>);
 
 /// Every placeholder. `docs/configure.md` has the same list.
-const PLACEHOLDERS: [Placeholder; 13] = [
+const PLACEHOLDERS: [Placeholder; 14] = [
     ("id", |device| Some(device.id.to_string())),
     ("address", |device| Some(device.pci.as_ref()?.address.to_string())),
     ("vendor", |device| Some(format!("{:04x}", device.pci.as_ref()?.vendor?))),
@@ -24,6 +24,7 @@ const PLACEHOLDERS: [Placeholder; 13] = [
         let of_node = || Some(device.own_nodes().next()?.number?.minor.to_string());
         attribute(device, &["minor"]).or_else(of_node)
     }),
+    ("major", |device| Some(device.own_nodes().next()?.number?.major.to_string())),
     ("node", |device| Some(device.own_nodes().next()?.container.clone())),
     ("name", name),
     ("numa_node", |device| Some(device.numa_nodes.first()?.to_string())),
@@ -183,7 +184,7 @@ mod tests {
         for (text, filled) in [
             ("plain", Ok("plain")),
             ("{index}", Ok("12")),
-            ("a{index}b{minor}{numa_node}", Ok("a12b71")),
+            ("a{index}b{major}:{minor}{numa_node}", Ok("a12b261:71")),
             ("{id} {address} {vendor}:{device}", Ok("0000:33:00.0 0000:33:00.0 1da3:1020")),
             ("{node} {name}", Ok("/dev/accel/accel12 accel12")),
             ("{{index}} {{{index}}}", Ok("{index} {{index}}")),

@@ -15,6 +15,10 @@ const CONSOLE_VENDORS: [u16; 7] = [0x1a03, 0x102b, 0x1013, 0x1af4, 0x1b36, 0x123
 /// video, and the console of EC2.
 const CONSOLES: [(u16, u16); 3] = [(0x19e5, 0x1711), (0x1414, 0x5353), (0x1d0f, 0x1111)];
 
+/// Drivers of the kernel's accel subsystem whose functions have the class of a signal processor
+/// (Linux `drivers/accel/amdxdna`).
+const ACCEL_DRIVERS: [&str; 1] = ["amdxdna"];
+
 /// The class of a function, from its record and, where that does not decide, from its folder.
 pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
     let console = function.vendor.is_some_and(|vendor| CONSOLE_VENDORS.contains(&vendor));
@@ -28,6 +32,9 @@ pub(super) fn classify(root: &HostRoot, function: &PciFunction) -> DeviceClass {
     }
     if fpga::is_fpga(root, function) {
         return DeviceClass::Fpga;
+    }
+    if function.driver.as_deref().is_some_and(|driver| ACCEL_DRIVERS.contains(&driver)) {
+        return DeviceClass::Accelerator;
     }
     match function.class16() {
         Some(0x0300..=0x03ff) if display => DeviceClass::Gpu,
