@@ -3,6 +3,7 @@
 use crate::domain::NodePattern;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, Visitor, value::MapAccessDeserializer};
+use std::collections::BTreeMap;
 
 /// A path: a glob, or a table with options.
 #[derive(Debug)]
@@ -12,6 +13,8 @@ pub(super) struct Path {
     pub(super) permissions: Option<String>,
     /// Only for a member of a group, and for a node that goes with a device.
     pub(super) optional: Option<bool>,
+    /// Only for an entry of `paths`: properties of udev, with globs.
+    pub(super) udev: BTreeMap<String, String>,
 }
 
 /// USB devices by their ids, in hexadecimal digits.
@@ -58,6 +61,7 @@ impl<'de> Deserialize<'de> for PathOrGroup {
             container: Option<String>,
             permissions: Option<String>,
             optional: Option<bool>,
+            udev: Option<BTreeMap<String, String>>,
         }
 
         struct TextOrTable;
@@ -71,17 +75,19 @@ impl<'de> Deserialize<'de> for PathOrGroup {
 
             fn visit_str<E: Error>(self, text: &str) -> Result<PathOrGroup, E> {
                 let (container, permissions, optional) = (None, None, None);
-                Ok(PathOrGroup::Path(Path { host: text.into(), container, permissions, optional }))
+                let (host, udev) = (text.into(), BTreeMap::new());
+                Ok(PathOrGroup::Path(Path { host, container, permissions, optional, udev }))
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PathOrGroup, A::Error> {
-                let Table { host, regex, group, usb, container, permissions, optional } =
+                let Table { host, regex, group, usb, container, permissions, optional, udev } =
                     Table::deserialize(MapAccessDeserializer::new(map))?;
                 let is_alone = host.is_none()
                     && regex.is_none()
                     && container.is_none()
                     && permissions.is_none()
-                    && optional.is_none();
+                    && optional.is_none()
+                    && udev.is_none();
                 match (group, usb) {
                     (None, None) => {}
                     (Some(group), None) if is_alone => return Ok(PathOrGroup::Group(group)),
@@ -105,7 +111,8 @@ impl<'de> Deserialize<'de> for PathOrGroup {
                     }
                     (None, None) => return Err(A::Error::missing_field("host")),
                 };
-                Ok(PathOrGroup::Path(Path { host, container, permissions, optional }))
+                let udev = udev.unwrap_or_default();
+                Ok(PathOrGroup::Path(Path { host, container, permissions, optional, udev }))
             }
         }
 

@@ -3,7 +3,7 @@
 use super::error::hidden;
 use super::path_entries::{self as entries, PathOrGroup};
 use super::{fragments, text};
-use crate::domain::{CharPath, MemberPath, MountSpec, NodePattern, UsbSelect};
+use crate::domain::{CharPath, MemberPath, MountSpec, NODE, NodePattern, UsbSelect};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The memory limit of a regular expression: thousands of times the size of one for names.
@@ -41,7 +41,31 @@ fn path(path: &entries::Path, is_one: bool) -> Result<CharPath, String> {
             hidden(host)
         ));
     }
-    Ok(CharPath { host: host.clone(), container: path.container.clone(), permissions })
+    let (host, container, udev) = (host.clone(), path.container.clone(), udev(path)?);
+    Ok(CharPath { host, container, permissions, udev })
+}
+
+/// The properties of udev that the nodes of a path must have.
+fn udev(path: &entries::Path) -> Result<Vec<(String, String)>, String> {
+    let property = |(key, glob): (&String, &String)| {
+        let is_key = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if key.is_empty() || !key.chars().all(is_key) {
+            return Err(format!(
+                "`{}` of `udev` must be a property of udev, such as ID_MODEL; `udevadm info` shows \
+                 those of a node",
+                hidden(key)
+            ));
+        }
+        match glob::Pattern::new(glob) {
+            Ok(_) => Ok((key.clone(), glob.clone())),
+            Err(error) => Err(format!(
+                "`{}` of `udev.{}` is not a valid glob: {error}",
+                hidden(glob),
+                hidden(key)
+            )),
+        }
+    };
+    path.udev.iter().map(property).collect()
 }
 
 fn glob(host: &str) -> Result<(), String> {
@@ -101,6 +125,14 @@ pub(super) fn paths(resource: &fragments::Resource, is_one: bool) -> Result<Path
                     hidden(&path.host)
                 ));
             }
+            PathOrGroup::Path(path) if !path.udev.is_empty() && resource.name.contains(NODE) => {
+                return Err(format!(
+                    "`udev` of `{}` selects nodes after the resources have been made, and `{NODE}` in \
+                     the name makes a resource of each node; give them a resource with an ordinary \
+                     name",
+                    hidden(&path.host)
+                ));
+            }
             PathOrGroup::Path(path) => paths.push(self::path(path, is_one)?),
             PathOrGroup::Group(members) => groups.push(group(members)?),
             PathOrGroup::Usb(select) => usb.push(self::usb(select)?),
@@ -156,6 +188,12 @@ fn group(members: &[entries::Path]) -> Result<Vec<MemberPath>, String> {
 
 fn member(member: &entries::Path) -> Result<MemberPath, String> {
     let optional = member.optional.unwrap_or_default();
+    if !member.udev.is_empty() {
+        return Err(format!(
+            "`udev` of `{}` belongs to the entries of `paths`, and not to a `group` or to `nodes`",
+            hidden(&member.host)
+        ));
+    }
     Ok(MemberPath { path: path(member, false)?, optional })
 }
 
@@ -276,7 +314,7 @@ mod tests {
     #[test]
     fn a_group_and_the_nodes_of_each_device_are_read() {
         let config = load(
-            "class = \"char\"\npaths = [\"/dev/a\", { group = [\"/dev/b\", { host = \"/dev/c*\", \
+            "class = \"char\"\npaths = [{ host = \"/dev/a\", udev = { ID_MODEL = \"x*\" } }, { group = [\"/dev/b\", { host = \"/dev/c*\", \
              container = \"/x/\", permissions = \"r\", optional = true }] }]\n\
              nodes = [\"/dev/manager\", { host = \"/dev/ctl{index}\", optional = true }]",
         )
@@ -289,6 +327,7 @@ mod tests {
         assert_eq!(group, [("/dev/b".to_owned(), false), ("/dev/c*".to_owned(), true)]);
         assert_eq!(spec.groups[0][1].path.permissions, "r");
         assert_eq!((spec.paths.len(), spec.device_paths().count(), spec.nodes.len()), (1, 3, 2));
+        assert_eq!(spec.paths[0].udev, [("ID_MODEL".to_owned(), "x*".to_owned())]);
     }
 
     #[test]
@@ -346,6 +385,18 @@ mod tests {
                     .into(),
                 "two of `nodes` would be `/dev/b` in the container",
             ),
+            (
+                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { \"ID-X\" = \"1\" } }]".into(),
+                "`ID-X` of `udev` must be a property of udev, such as ID_MODEL",
+            ),
+            (
+                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { ID_MODEL = \"[\" } }]".into(),
+                "`[` of `udev.ID_MODEL` is not a valid glob",
+            ),
+            (
+                group("\"/dev/a\", { host = \"/dev/b\", udev = { ID_MODEL = \"x\" } }"),
+                "`udev` of `/dev/b` belongs to the entries of `paths`",
+            ),
             (usb("product = \"1\""), "missing field `vendor`"),
             (usb("vendor = \"usb\""), "the vendor id `usb` must be up to four hex digits"),
             (usb("vendor = \"1\", product = \"12345\""), "the product id `12345` must be"),
@@ -376,6 +427,10 @@ mod tests {
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
         let error = examined.config().unwrap_err().in_full();
         assert!(error.contains("a `group` is one device, and `{node}`"), "{error}");
+        let udev = text.replace("group = [\"/dev/a\"]", "host = \"/dev/a\", udev = { A = \"x\" }");
+        let examined = Examined::alone(udev.as_bytes(), Path::new("f"), &Node::default());
+        let error = examined.config().unwrap_err().in_full();
+        assert!(error.contains("`udev` of `/dev/a` selects nodes after"), "{error}");
         let text = text.replace("group = [\"/dev/a\"]", "usb = { vendor = \"1\" }");
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
         let error = examined.config().unwrap_err().in_full();

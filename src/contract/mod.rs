@@ -242,7 +242,12 @@ mod tests {
     use crate::domain::{CharPath, ContractKind};
 
     fn node(host: &str, optional: bool) -> MemberPath {
-        let path = CharPath { host: host.into(), container: None, permissions: "rw".into() };
+        let path = CharPath {
+            host: host.into(),
+            container: None,
+            permissions: "rw".into(),
+            udev: Vec::new(),
+        };
         MemberPath { path, optional }
     }
 

@@ -67,7 +67,12 @@ mod tests {
         let dev = dir.path().join("dev");
         let host = NodePattern::Regex("^i2c-[0-9]*$".into());
         let pattern = ResourceSpec {
-            paths: vec![CharPath { host, container: None, permissions: "rw".into() }],
+            paths: vec![CharPath {
+                host,
+                container: None,
+                permissions: "rw".into(),
+                udev: Vec::new(),
+            }],
             ..ResourceSpec::new(
                 ResourceName::for_each_node("board/{node}").unwrap(),
                 DeviceClass::Char,

@@ -127,6 +127,8 @@ pub struct CharPath {
     pub container: Option<String>,
     /// Any of `r`, `w` and `m` (mknod).
     pub permissions: String,
+    /// Properties of udev that the nodes must have, each with a glob for its value.
+    pub udev: Vec<(String, String)>,
 }
 
 /// A node of a group, or one that goes with each device of a resource.

@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 /// The mounted file systems of the host's first process.
 const MOUNTS: &str = "proc/1/mountinfo";
 /// udev's records of devices.
-const UDEV_DATA: &str = "run/udev/data";
+pub(super) const UDEV_DATA: &str = "run/udev/data";
 /// The most disks below one volume that are read: as many as a rack has.
 const STACKED_MAX: usize = 256;
 /// The members of pools: udev's name, and the name in messages.

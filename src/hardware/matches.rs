@@ -6,6 +6,7 @@ use super::char_devices::{CharDevices, note_failure};
 use super::disks::Disks;
 use super::node_names::base_name;
 use super::patterns::Dev;
+use super::udev;
 use super::usb::{self, UsbDevice};
 use crate::domain::{
     CharPath, DeviceNode, MemberPath, NodePattern, ResourceName, ResourceSpec, UsbSelect,
@@ -88,14 +89,30 @@ pub(super) fn matches<'a>(
     let usb =
         if specs.iter().any(|spec| !spec.usb.is_empty()) { usb::devices(root) } else { Vec::new() };
     let of_usb = root.take_failures();
+    let mut paths = specs.iter().flat_map(|spec| &spec.paths);
+    let no_udev = paths.any(|path| !path.udev.is_empty()).then(|| udev::unknown(root)).flatten();
+    let of_udev: Vec<_> = no_udev.into_iter().chain(root.take_failures()).collect();
+    let mut of_records = Vec::new();
     for spec in specs {
         found.by_resource.entry(spec.name.clone()).or_default();
         for path in &spec.paths {
             if matches!(path.host, NodePattern::Regex(_)) {
                 root.repeat_failures(&of_dev);
             }
+            if !path.udev.is_empty() {
+                root.repeat_failures(&of_udev);
+            }
             let candidates = matches_of_path(root, dev.as_ref(), &mut listings, spec, path);
-            let (failures, before) = (root.take_failures(), matches.len());
+            let failed = root.failure_count();
+            let candidates = candidates.map(|mut found| {
+                found.retain(|found| udev::is_wanted(root, path, &found.nodes));
+                found
+            });
+            let is_unread = root.failure_count() > failed;
+            let failures = root.take_failures();
+            if is_unread {
+                of_records.extend(failures.iter().cloned());
+            }
             note_failure(found, spec, &failures);
             let mut warn =
                 |warning: String| found.warnings.push(format!("{}: {warning}", spec.name));
@@ -108,41 +125,18 @@ pub(super) fn matches<'a>(
                 }
                 Ok(candidates) if candidates.is_empty() && failures.is_empty() => {
                     let is_folder = path.host.literal().is_some_and(|path| root.is_dir(path));
-                    let why =
-                        if is_folder { ", which is a folder without device nodes" } else { "" };
+                    let why = match (path.udev.is_empty(), is_folder) {
+                        (false, _) => " with the properties of udev that it must have",
+                        (true, true) => ", which is a folder without device nodes",
+                        (true, false) => "",
+                    };
                     warn(format!("no device node matches {}{why}", path.host));
                     continue;
                 }
                 Ok(candidates) => candidates,
             };
-            let mut of_other: Option<ResourceName> = None;
-            for mut candidate in candidates {
-                let other = candidate.nodes.iter().find_map(|node| taken.get(&node.path));
-                of_other = other.filter(|other| **other != spec.name).cloned().or(of_other);
-                candidate.nodes.retain(|node| !taken.contains_key(&node.path));
-                let disk = candidate
-                    .nodes
-                    .iter()
-                    .map(|node| base_name(&node.path))
-                    .find(|name| candidate.folder.is_some() && disks.has(name));
-                if let Some(disk) = disk {
-                    warn(format!(
-                        "{} is a folder that contains the disk {disk}; configure disks by their own paths",
-                        path.host
-                    ));
-                } else if !candidate.nodes.is_empty() {
-                    taken.extend(
-                        candidate.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())),
-                    );
-                    matches.push(candidate);
-                }
-            }
-            if let Some(other) = of_other.filter(|_| matches.len() == before) {
-                warn(format!(
-                    "the nodes of {} already belong to {other}, the first resource that matches them",
-                    path.host
-                ));
-            }
+            let of_path = add_path((spec, path), candidates, disks, &mut taken, &mut warn);
+            matches.extend(of_path);
         }
         let sources = groups::Sources { root, dev: dev.as_ref(), disks };
         for group in &spec.groups {
@@ -156,6 +150,45 @@ pub(super) fn matches<'a>(
                 .collect();
             matches.extend(add_usb(root, (spec, select), devices, &mut taken, found));
         }
+    }
+    // A node whose record cannot be read may belong to any of the resources.
+    root.repeat_failures(&of_records);
+    matches
+}
+
+/// The candidates of a path without the nodes that earlier paths have.
+fn add_path<'a>(
+    (spec, path): (&ResourceSpec, &CharPath),
+    candidates: Vec<Match<'a>>,
+    disks: &Disks<'_>,
+    taken: &mut BTreeMap<String, ResourceName>,
+    warn: &mut dyn FnMut(String),
+) -> Vec<Match<'a>> {
+    let (mut matches, mut of_other): (Vec<Match<'_>>, Option<ResourceName>) = (Vec::new(), None);
+    for mut candidate in candidates {
+        let other = candidate.nodes.iter().find_map(|node| taken.get(&node.path));
+        of_other = other.filter(|other| **other != spec.name).cloned().or(of_other);
+        candidate.nodes.retain(|node| !taken.contains_key(&node.path));
+        let disk = candidate
+            .nodes
+            .iter()
+            .map(|node| base_name(&node.path))
+            .find(|name| candidate.folder.is_some() && disks.has(name));
+        if let Some(disk) = disk {
+            warn(format!(
+                "{} is a folder that contains the disk {disk}; configure disks by their own paths",
+                path.host
+            ));
+        } else if !candidate.nodes.is_empty() {
+            taken.extend(candidate.nodes.iter().map(|node| (node.path.clone(), spec.name.clone())));
+            matches.push(candidate);
+        }
+    }
+    if let Some(other) = of_other.filter(|_| matches.is_empty()) {
+        warn(format!(
+            "the nodes of {} already belong to {other}, the first resource that matches them",
+            path.host
+        ));
     }
     matches
 }

@@ -53,6 +53,7 @@ mod signals;
 mod tegra;
 #[cfg(test)]
 pub(crate) mod testing;
+mod udev;
 mod uevent;
 mod usb;
 mod vfio;
@@ -470,6 +471,7 @@ mod tests {
             host: NodePattern::Glob(host.into()),
             container: None,
             permissions: "rw".into(),
+            udev: Vec::new(),
         };
         let specs = [Arc::new(ResourceSpec {
             paths: vec![path("/dev/*")],

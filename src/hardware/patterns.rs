@@ -240,6 +240,7 @@ mod tests {
             host: NodePattern::Regex((*regex).to_owned()),
             container: None,
             permissions: "r".into(),
+            udev: Vec::new(),
         };
         spec.paths = regexes.iter().map(path).collect();
         Arc::new(spec)

@@ -31,8 +31,12 @@ pub(crate) fn spec(name: &str, class: DeviceClass, select: Select) -> Arc<Resour
 
 /// A `char` resource with globs.
 pub(super) fn char_spec(name: &str, globs: &[&str]) -> Arc<ResourceSpec> {
-    let path =
-        |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
+    let path = |glob: &&str| CharPath {
+        host: (*glob).into(),
+        container: None,
+        permissions: "rw".into(),
+        udev: Vec::new(),
+    };
     let mut spec = (*spec(name, DeviceClass::Char, Select::default())).clone();
     spec.paths = globs.iter().map(path).collect();
     Arc::new(spec)

@@ -32,6 +32,8 @@ const RECONCILE_AFTER: Duration = Duration::from_millis(50);
 /// one after the other.
 const RELOAD_AFTER: Duration = Duration::from_millis(200);
 
+/// The directory of udev's records of devices.
+const UDEV_DATA: &str = "run/udev/data";
 /// The directory of the nodes of USB devices, with a directory for each bus.
 const USB_NODES: &str = "dev/bus/usb";
 
@@ -113,6 +115,10 @@ impl Watcher {
                 dirs.extend(
                     host.literal().map(|path| self.host_root.path(path.trim_start_matches('/'))),
                 );
+            }
+            if spec.paths.iter().any(|path| !path.udev.is_empty()) {
+                // udev writes its records after the kernel has made the node.
+                dirs.insert(self.host_root.path(UDEV_DATA));
             }
             if !spec.usb.is_empty() {
                 // Its own nodes, by bus, and those of most drivers.

@@ -208,6 +208,7 @@ fn specs() -> Vec<Arc<ResourceSpec>> {
             host: (*glob).into(),
             container: None,
             permissions: "rw".into(),
+            udev: Vec::new(),
         };
         ResourceSpec { paths: globs.iter().map(path).collect(), ..of(name, DeviceClass::Char) }
     };

@@ -186,8 +186,12 @@ fn look(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
     for class in ["gpu", "fpga", "rdma", "nic", "nvme", "accelerator", "char"] {
         let name = format!("example.com/{class}").parse().unwrap();
         let class: DeviceClass = serde_json::from_str(&format!("\"{class}\"")).unwrap();
-        let glob =
-            |host: &str| CharPath { host: host.into(), container: None, permissions: "rw".into() };
+        let glob = |host: &str| CharPath {
+            host: host.into(),
+            container: None,
+            permissions: "rw".into(),
+            udev: Vec::new(),
+        };
         let paths = if class == DeviceClass::Char {
             vec![glob("/dev/*"), glob("/dev/*/*")]
         } else {

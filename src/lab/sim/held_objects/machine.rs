@@ -66,8 +66,12 @@ pub(super) fn resource(
     globs: &[&str],
     sharing: Sharing,
 ) -> Arc<ResourceSpec> {
-    let path =
-        |glob: &&str| CharPath { host: (*glob).into(), container: None, permissions: "rw".into() };
+    let path = |glob: &&str| CharPath {
+        host: (*glob).into(),
+        container: None,
+        permissions: "rw".into(),
+        udev: Vec::new(),
+    };
     let paths = globs.iter().map(path).collect();
     Arc::new(ResourceSpec { paths, sharing, ..ResourceSpec::new(name.parse().unwrap(), class) })
 }
