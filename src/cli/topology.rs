@@ -207,7 +207,8 @@ fn absent(
             Box::new(PciFunction { bridges: bridges.to_vec(), ..PciFunction::at(address) })
         }),
         numa_nodes: numa_nodes.to_vec(),
-        nodes: node.map(DeviceNode::at).into_iter().collect(),
+        // A USB device has a name in place of a path.
+        nodes: node.filter(|node| node.starts_with('/')).map(DeviceNode::at).into_iter().collect(),
         attributes: part.into_iter().collect(),
     }
 }

@@ -343,10 +343,60 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_in_groups_nodes_and_placeholders_is_one_sentence() {
+    fn every_mistake_in_usb_devices_and_properties_of_udev_is_one_sentence() {
         let group =
             |members: &str| format!("class = \"char\"\npaths = [{{ group = [{members}] }}]");
         let usb = |keys: &str| format!("class = \"char\"\npaths = [{{ usb = {{ {keys} }} }}]");
+        for (text, expected) in [
+            (
+                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { \"ID-X\" = \"1\" } }]"
+                    .into(),
+                "`ID-X` of `udev` must be a property of udev, such as ID_MODEL",
+            ),
+            (
+                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { ID_MODEL = \"[\" } }]"
+                    .into(),
+                "`[` of `udev.ID_MODEL` is not a valid glob",
+            ),
+            (
+                group("\"/dev/a\", { host = \"/dev/b\", udev = { ID_MODEL = \"x\" } }"),
+                "`udev` of `/dev/b` belongs to the entries of `paths`",
+            ),
+            (usb("product = \"1\""), "missing field `vendor`"),
+            (usb("vendor = \"usb\""), "the vendor id `usb` must be up to four hex digits"),
+            (usb("vendor = \"1\", product = \"12345\""), "the product id `12345` must be"),
+            (usb("vendor = \"1\", serial = \"  \""), "the `serial` `  ` of `usb` must be"),
+            (usb("vendor = \"1\", name = \"x\""), "unknown key `name`"),
+            (
+                "class = \"char\"\npaths = [{ usb = { vendor = \"1\" }, permissions = \"r\" }]"
+                    .into(),
+                "a table with `usb` has no other key",
+            ),
+            (
+                "class = \"char\"\npaths = [\"/dev/a\"]\nnodes = [{ usb = { vendor = \"1\" } }]"
+                    .into(),
+                "`usb` cannot be here, only in `paths` itself",
+            ),
+        ] {
+            let error = load(&text).unwrap_err();
+            assert!(error.contains(expected), "{error}\nshould contain: {expected}\n{text}");
+        }
+        let each = "class = \"char\"\npaths = [{ group = [\"/dev/a\"] }]";
+        let text = format!("[[resource]]\nname = \"a.b/{{node}}\"\n{each}\n");
+        let udev = text.replace("group = [\"/dev/a\"]", "host = \"/dev/a\", udev = { A = \"x\" }");
+        let examined = Examined::alone(udev.as_bytes(), Path::new("f"), &Node::default());
+        let error = examined.config().unwrap_err().in_full();
+        assert!(error.contains("`udev` of `/dev/a` selects nodes after"), "{error}");
+        let text = text.replace("group = [\"/dev/a\"]", "usb = { vendor = \"1\" }");
+        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+        let error = examined.config().unwrap_err().in_full();
+        assert!(error.contains("the node of a `usb` device has another name"), "{error}");
+    }
+
+    #[test]
+    fn every_mistake_in_groups_nodes_and_placeholders_is_one_sentence() {
+        let group =
+            |members: &str| format!("class = \"char\"\npaths = [{{ group = [{members}] }}]");
         for (text, expected) in [
             (group(""), "a `group` is empty"),
             (group("\"/dev/a*\""), "the first member `/dev/a*` of a `group` must have no wildcard"),
@@ -386,31 +436,6 @@ mod tests {
                 "two of `nodes` would be `/dev/b` in the container",
             ),
             (
-                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { \"ID-X\" = \"1\" } }]".into(),
-                "`ID-X` of `udev` must be a property of udev, such as ID_MODEL",
-            ),
-            (
-                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { ID_MODEL = \"[\" } }]".into(),
-                "`[` of `udev.ID_MODEL` is not a valid glob",
-            ),
-            (
-                group("\"/dev/a\", { host = \"/dev/b\", udev = { ID_MODEL = \"x\" } }"),
-                "`udev` of `/dev/b` belongs to the entries of `paths`",
-            ),
-            (usb("product = \"1\""), "missing field `vendor`"),
-            (usb("vendor = \"usb\""), "the vendor id `usb` must be up to four hex digits"),
-            (usb("vendor = \"1\", product = \"12345\""), "the product id `12345` must be"),
-            (usb("vendor = \"1\", serial = \"  \""), "the `serial` `  ` of `usb` must be"),
-            (usb("vendor = \"1\", name = \"x\""), "unknown key `name`"),
-            (
-                "class = \"char\"\npaths = [{ usb = { vendor = \"1\" }, permissions = \"r\" }]".into(),
-                "a table with `usb` has no other key",
-            ),
-            (
-                "class = \"char\"\npaths = [\"/dev/a\"]\nnodes = [{ usb = { vendor = \"1\" } }]".into(),
-                "`usb` cannot be here, only in `paths` itself",
-            ),
-            (
                 "class = \"other\"\nselect = { vendor = [\"10de\"] }".into(),
                 "the class `other` has every other PCI function",
             ),
@@ -427,14 +452,6 @@ mod tests {
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
         let error = examined.config().unwrap_err().in_full();
         assert!(error.contains("a `group` is one device, and `{node}`"), "{error}");
-        let udev = text.replace("group = [\"/dev/a\"]", "host = \"/dev/a\", udev = { A = \"x\" }");
-        let examined = Examined::alone(udev.as_bytes(), Path::new("f"), &Node::default());
-        let error = examined.config().unwrap_err().in_full();
-        assert!(error.contains("`udev` of `/dev/a` selects nodes after"), "{error}");
-        let text = text.replace("group = [\"/dev/a\"]", "usb = { vendor = \"1\" }");
-        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
-        let error = examined.config().unwrap_err().in_full();
-        assert!(error.contains("the node of a `usb` device has another name"), "{error}");
         assert!(load("class = \"gpu\"\nenv = { A = '{\"json\": {}} {{what}}' }").is_ok());
     }
 }
