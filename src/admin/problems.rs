@@ -38,21 +38,7 @@ impl Status {
                  holdfast`",
             );
         }
-        if let Some(why) = &self.not_served {
-            add(
-                why.clone(),
-                "Holdfast retries automatically; end the process that uses the address (`ss \
-                 -ltnp`), or set `telemetry.listen` to a free one",
-            );
-        }
-        for why in &self.not_readable {
-            add(
-                why.clone(),
-                "Holdfast retries automatically; check the files of `telemetry.tls_cert`, \
-                 `telemetry.tls_key` and `telemetry.tls_client_ca`, and with `telemetry.authorize` \
-                 the rights of Holdfast in the cluster (docs/metrics.md)",
-            );
-        }
+        self.telemetry_problems(&mut add);
         if let Some(why) = &self.labels_not_followed {
             add(
                 format!(
@@ -137,6 +123,25 @@ impl Status {
                 what,
                 "the kubelet writes that file when the next pod gets a device; if this persists, \
                  check the path and the kubelet's log",
+            );
+        }
+    }
+
+    /// An address that is not served, and readers that are refused.
+    fn telemetry_problems(&self, add: &mut impl FnMut(String, &'static str)) {
+        if let Some(why) = &self.not_served {
+            add(
+                why.clone(),
+                "Holdfast retries automatically; end the process that uses the address (`ss \
+                 -ltnp`), or set `telemetry.listen` to a free one",
+            );
+        }
+        for why in &self.not_readable {
+            add(
+                why.clone(),
+                "Holdfast retries automatically; check the files of `telemetry.tls_cert`, \
+                 `telemetry.tls_key` and `telemetry.tls_client_ca`, and with `telemetry.authorize` \
+                 the rights of Holdfast in the cluster (docs/metrics.md)",
             );
         }
     }

@@ -208,7 +208,7 @@ impl Known {
         // All are compared, each in a time that depends on the lengths only.
         let is_it = |kept: &&Kept| same(kept.token.as_bytes(), token.as_bytes());
         let all = self.permitted.iter().chain(&self.refused).filter(|kept| kept.until > now);
-        all.filter(is_it).last().map(|kept| kept.verdict)
+        all.filter(is_it).fold(None, |_, kept| Some(kept.verdict))
     }
 
     /// Whether the last answer about a token permitted it, at any time.
