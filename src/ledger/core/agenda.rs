@@ -1,5 +1,6 @@
 //! The agenda of reconciliation: what the next pass checks, and when.
 
+use super::reconcile::SOON_FOR;
 use super::{Ledger, Watchlist};
 use crate::domain::{
     AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Moment, Observation, Timestamp,
@@ -12,12 +13,6 @@ const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// The time between checks of the pods' cgroups while any device is held. A check costs one `stat`
 /// for each pod. With the two listings that follow, it keeps "released within 30 s".
 pub const LOOK_HELD: Duration = Duration::from_secs(15);
-
-/// How long the passes come at that shorter interval after a wait began; then they come as usual. A
-/// proof may take long: the kubelet may list a pod for minutes after its last process, and a
-/// container may ignore its end. The name of a pod may never be seen: its log folder, which has the
-/// name, comes with its sandbox, after the checkpoint that binds the grant.
-pub(super) const SOON_FOR: Duration = Duration::from_secs(30);
 
 /// The questions of the next pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

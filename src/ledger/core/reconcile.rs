@@ -35,7 +35,6 @@
 //! can have started without an entry.
 
 use super::Ledger;
-use super::agenda::SOON_FOR;
 use super::evidence::{ABSENCE_MIN, Evidence, Listing};
 use super::prepared::{ClaimWatch, prepared};
 use crate::domain::{
@@ -47,6 +46,11 @@ use std::time::Duration;
 
 /// The time that a grant has to appear in a checkpoint. The kubelet takes milliseconds.
 pub const NEVER_STARTED_MIN: Duration = Duration::from_secs(60);
+/// How long the passes come at the shorter interval after a wait began; then they come as usual. A
+/// proof may take long: the kubelet may list a pod for minutes after its last process, and a
+/// container may ignore its end. The name of a pod may never be seen: its log folder, which has the
+/// name, comes with its sandbox, after the checkpoint that binds the grant.
+pub(super) const SOON_FOR: Duration = Duration::from_secs(30);
 /// `released_by` of a pod that was removed.
 pub const POD_GONE: &str = "pod_gone";
 /// `released_by` of a grant whose device the kubelet has given to another pod.
