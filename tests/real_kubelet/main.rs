@@ -25,6 +25,8 @@ mod node;
 mod pods;
 #[path = "../common/real/mod.rs"]
 mod real;
+#[path = "../common/recording/mod.rs"]
+mod recording;
 mod shipped;
 #[path = "../common/systemd.rs"]
 mod systemd;

@@ -3,36 +3,32 @@
 //!
 //! A recording plugin on a socket of the device-plugin directory records calls, ends of streams and
 //! connections. inotify records files. The pod-resources API and the states of the pods are read.
-//! `golden/` has the recordings of a real kubelet, as a partial order (see [`trace`]). Both
-//! kubelets are compared with it: the real one if `KUBELET_BIN` names it, the simulated one always.
+//! `golden/` has the recordings of a real kubelet, as a partial order (see
+//! [`crate::recording::timeline`]). Both kubelets are compared with it: the real one if
+//! `KUBELET_BIN` names it, the simulated one always.
 //! Times are printed side by side. Those that the simulator has as defaults must be of the same
 //! order of magnitude.
 //!
 //! `HOLDFAST_RECORD=1` prints the recording instead of comparing it.
 
-mod directory;
 mod player;
 mod plugin;
 mod rig;
 mod scripts;
 mod tap;
-mod trace;
 
-use self::directory::Directory;
 use self::player::{Player, TO_FIRST_BATCH, TO_KUBELET_SOCKET};
 use self::rig::{Real, Rig, Simulated};
 use self::scripts::{ALL, Script};
-use self::trace::{Recorder, Timeline};
 use crate::node::Node;
+use crate::recording::directory::{Directory, Folder};
+use crate::recording::steps::Watching;
+use crate::recording::timeline::Timeline;
 use crate::timeline::median;
 use crate::{SOON, say, wait_for};
 use holdfast::lab::sim::kubelet::Behaviour;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Milliseconds by the name of the measured time.
@@ -48,6 +44,12 @@ pub(crate) fn on_ours() -> Figures {
     play("the simulated kubelet", &mut Simulated::start())
 }
 
+/// The folders with sockets of the kubelet.
+const FOLDERS: [Folder; 2] = [
+    Folder { path: "device-plugins", prefix: "", only: None },
+    Folder { path: "pod-resources", prefix: "pod-resources/", only: Some("kubelet.sock") },
+];
+
 /// How often a script is repeated if the kubelet was too fast.
 const REPLAYS: usize = 4;
 
@@ -55,19 +57,10 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
     let (mut figures, mut differences) = (Figures::new(), Vec::new());
     let socket = rig.kubelet_dir().join("device-plugins/kubelet.sock");
     wait_for("the kubelet takes registrations", SOON, || UnixStream::connect(&socket).ok());
-    let directory = Directory::watch(&rig.kubelet_dir());
-    let readable = directory.readable();
-    let recorder = Recorder::new(directory);
+    let directory = Directory::watch(&rig.kubelet_dir(), &FOLDERS);
     // The plugin detects a new kubelet at once.
-    let (watcher, over) = (recorder.clone(), Arc::new(AtomicBool::new(false)));
-    let is_over = Arc::clone(&over);
-    let watching = std::thread::spawn(move || {
-        while !is_over.load(Ordering::SeqCst) {
-            let mut fds = [PollFd::new(readable.as_fd(), PollFlags::POLLIN)];
-            poll(&mut fds, PollTimeout::from(50_u8)).unwrap();
-            watcher.read_directory();
-        }
-    });
+    let watching = Watching::start(directory);
+    let recorder = &watching.recorder;
     let records = std::env::var_os("HOLDFAST_RECORD").is_some();
     for Script { name, play, golden } in ALL {
         let (began, golden) = (Instant::now(), Timeline::parse(golden));
@@ -100,8 +93,6 @@ fn play(who: &str, rig: &mut dyn Rig) -> Figures {
         ));
         differences.extend(found.into_iter().map(|difference| format!("{name}: {difference}")));
     }
-    over.store(true, Ordering::SeqCst);
-    watching.join().unwrap();
     assert!(differences.is_empty(), "{who} does otherwise:\n{}", differences.join("\n"));
     figures
 }

@@ -1,9 +1,11 @@
 //! Runs a script on one kubelet: starts its steps, waits for the expected observations, and records
 //! all of them.
 
-use super::plugin::{Loop, Plugin, RESOURCE};
+use super::plugin::{Plugin, RESOURCE};
 use super::rig::{Rig, State};
-use super::trace::{Note, Recorder, Timeline, gap_ms};
+use crate::recording::steps::Steps;
+use crate::recording::tasks::Loop;
+use crate::recording::timeline::{Note, Recorder, Timeline, gap_ms};
 use crate::{SOON, wait_for};
 use base64::Engine as _;
 use holdfast::host::pods::PodCgroups;
@@ -13,12 +15,10 @@ use holdfast::kubelet::uds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Without a golden timeline, a step is over when nothing was observed for this time.
 const QUIET: Duration = Duration::from_secs(2);
-/// Unexpected observations are recorded for this time after the last step.
-const EXCESS: Duration = Duration::from_millis(500);
 
 /// The times of a start that the simulator has as defaults.
 pub(crate) const TO_KUBELET_SOCKET: &str = "pod-resources API to kubelet.sock";
@@ -42,9 +42,7 @@ pub(crate) struct Played {
 pub(crate) struct Player<'a> {
     pub(crate) rig: &'a mut dyn Rig,
     recorder: Recorder,
-    golden: Option<&'a Timeline>,
-    step: String,
-    begun: Instant,
+    steps: Steps<'a>,
     /// Added to the names of pods, but not to the recorded names.
     suffix: String,
     uids: BTreeMap<String, String>,
@@ -55,23 +53,20 @@ pub(crate) struct Player<'a> {
 }
 
 impl<'a> Player<'a> {
-    /// A golden timeline defines the end of each step. Pods of another attempt have other names,
-    /// since a static pod's UID is a hash of its manifest.
+    /// Pods of another attempt have other names, since a static pod's UID is a hash of its
+    /// manifest.
     pub(crate) fn new(
         rig: &'a mut dyn Rig,
         recorder: Recorder,
         golden: Option<&'a Timeline>,
         attempt: usize,
     ) -> Self {
-        drop(recorder.take());
         let suffix = if attempt == 0 { String::new() } else { format!("-{attempt}") };
         let (uids, running, figures) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         Player {
             rig,
+            steps: Steps::new(recorder.clone(), golden, QUIET),
             recorder,
-            golden,
-            step: String::new(),
-            begun: Instant::now(),
             suffix,
             uids,
             running,
@@ -93,37 +88,25 @@ impl<'a> Player<'a> {
         Plugin::serve(&self.device_plugins(), &self.recorder, name, Err("not ready"))
     }
 
-    /// Starts a step: all later observations belong to it.
     pub(crate) fn begin(&mut self, step: &str) {
-        self.recorder.begin(step);
-        step.clone_into(&mut self.step);
-        self.begun = Instant::now();
+        self.steps.begin(step);
     }
 
-    /// Waits until every expected observation of this step was recorded.
     pub(crate) fn end(&self) {
-        let Some(golden) = self.golden else { return self.wait_for_quiet(QUIET) };
-        // Missing observations are reported later with all other differences.
-        while !golden.is_complete(&self.step, &self.recorder.notes()) && self.begun.elapsed() < SOON
-        {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        self.steps.end();
     }
 
-    fn wait_for_quiet(&self, time: Duration) {
-        let quiet = || (self.recorder.quiet_for().min(self.begun.elapsed()) > time).then_some(());
-        wait_for("it is quiet", Duration::from_secs(60), quiet);
+    pub(crate) fn noted(&self, lane: &str, text: &str) {
+        self.steps.noted(lane, text);
     }
 
-    /// The recording of the script. Waits for a limited time for unexpected observations.
     pub(crate) fn finish(self) -> Played {
-        self.wait_for_quiet(EXCESS);
-        Played { notes: self.recorder.take(), figures: self.figures, is_lost: self.is_lost }
+        Played { notes: self.steps.finish(), figures: self.figures, is_lost: self.is_lost }
     }
 
     /// Records the time between two observations of the present step, if both were made.
     pub(crate) fn figure(&mut self, what: &'static str, from: (&str, &str), to: (&str, &str)) {
-        let ms = gap_ms(&self.recorder.notes(), &self.step, from, to);
+        let ms = gap_ms(&self.recorder.notes(), &self.steps.step, from, to);
         self.figures.extend(ms.map(|ms| (what, ms)));
     }
 
@@ -205,17 +188,6 @@ impl<'a> Player<'a> {
             (self.tasks.run(allocatable(socket.clone())) == Some(count)).then_some(())
         });
         self.recorder.note("allocatable", count.to_string());
-    }
-
-    /// Waits until this was recorded in the present step.
-    pub(crate) fn noted(&self, lane: &str, text: &str) {
-        wait_for(&format!("{lane}: {text}"), SOON, || {
-            let notes = self.recorder.notes();
-            notes
-                .iter()
-                .any(|note| note.step == self.step && note.lane == lane && note.text == text)
-                .then_some(())
-        });
     }
 
     /// Records the kubelet's checkpoint of the resource.

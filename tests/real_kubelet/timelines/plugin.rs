@@ -1,7 +1,8 @@
 //! A device plugin that records every action of the kubelet.
 
 use super::tap::{Lane, Tapped};
-use super::trace::Recorder;
+use crate::recording::tasks::Loop;
+use crate::recording::timeline::Recorder;
 use crate::{SOON, wait_for};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
@@ -13,11 +14,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::UnixListener;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio_stream::wrappers::{UnixListenerStream, WatchStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Server;
@@ -30,42 +29,6 @@ pub(crate) const DEVICES: [&str; 4] = ["d0", "d1", "d2", "d3"];
 /// The folder of the plugins' sockets, below the kubelet's directory. The kubelet's clean-up does
 /// not touch it.
 pub(crate) const SOCKETS: &str = ".recorded";
-
-/// A thread that runs tasks. All tasks and connections on it end with it.
-#[derive(Debug)]
-pub(crate) struct Loop {
-    handle: Handle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Loop {
-    pub(crate) fn start() -> Self {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let thread = std::thread::spawn(move || {
-            // It ends when its sender is dropped.
-            drop(runtime.block_on(stopped));
-        });
-        Loop { handle, stop: Some(stop), thread: Some(thread) }
-    }
-
-    pub(crate) fn run<T>(&self, task: impl Future<Output = T>) -> T {
-        self.handle.block_on(task)
-    }
-
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        drop(self.handle.spawn(task));
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        drop(self.thread.take().map(JoinHandle::join));
-    }
-}
 
 /// A plugin with a socket and a thread of its own. Dropping it kills it.
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 //! The two kubelets that run the scripts: a real one, and the simulated one on real sockets.
 
-use super::plugin::{Loop, RESOURCE};
+use super::plugin::RESOURCE;
 use crate::node::Node;
+use crate::recording::tasks::Loop;
 use crate::timeline::{first_list_ms, first_pods_ms};
 use holdfast::domain::ResourceName;
 use holdfast::lab::sim::kubelet::{

@@ -1,6 +1,6 @@
 //! A connection that records its begin and its end, and gives its identity to every call on it.
 
-use super::trace::Recorder;
+use crate::recording::timeline::Recorder;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
