@@ -32,10 +32,13 @@ mod plane;
 mod racing;
 #[path = "../common/real/mod.rs"]
 mod real;
+#[path = "../common/recording/mod.rs"]
+mod recording;
 mod reporting;
 mod rights;
 mod slices;
 mod socket;
+mod timelines;
 mod upgrades;
 mod vendors;
 
@@ -140,6 +143,7 @@ tests! {
     a_node_moves_between_the_apis_while_pods_come_and_go: racing::moves,
     upgrades_hurt_no_pod_of_either_api: racing::upgrades,
     many_nodes_share_an_api_server: fleet::many_nodes,
+    the_kubelet_calls_a_driver_as_recorded: timelines::on_the_real,
     prepare_takes_as_long_as_its_parts: figures::prepare,
     the_daemon_stays_small: figures::memory,
 }

@@ -8,7 +8,7 @@ use crate::node::DEVICES;
 use crate::say;
 use serde_json::Value;
 
-const EVENTS: &str = "/api/v1/namespaces/default/events";
+pub(crate) const EVENTS: &str = "/api/v1/namespaces/default/events";
 
 /// The versions of the slices, which each write changes.
 pub(crate) fn versions(slices: &[Value]) -> Vec<&Value> {
