@@ -29,6 +29,11 @@ pub(crate) fn all(node: &mut Node, daemon: &mut Daemon) {
     exclusive_devices_are_not_shared(node, daemon);
     health::a_failed_device_is_reported_in_the_status_of_its_running_pod(node, daemon);
     let shared = pods_survive_every_restart_of_the_kubelet(node, daemon);
+    // A pod that the kubelet has rejected may stay listed for minutes, and its release waits for
+    // that.
+    wait_for("the ledger has the grants of three pods", Duration::from_secs(300), || {
+        (daemon.who().len() == 4).then_some(())
+    });
     let idle = idle(daemon);
     ledger::pods_come_and_go_through_restarts(node, daemon, &shared, ["first", "second"]);
     a_deleted_pods_devices_are_released(node, daemon);
