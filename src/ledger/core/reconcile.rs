@@ -96,8 +96,8 @@ struct Unbound {
 }
 
 impl Watchlist {
-    /// Whether something has waited for another pass for a short time ([`SOON_FOR`]): then the next
-    /// pass is soon. `now` is the time since the boot.
+    /// Whether something has waited for another pass for less than 30 s: then the next pass is soon.
+    /// `now` is the time since the boot.
     #[must_use]
     pub fn is_waiting(&self, now: Duration) -> bool {
         let absent = self.absent.values().map(|absence| absence.since);
