@@ -96,7 +96,7 @@ struct Unbound {
 }
 
 impl Watchlist {
-    /// Whether something has waited for another pass for less than 30 s: then the next pass is soon.
+    /// Whether something has waited for another pass for less than 30 s: then the next one is soon.
     /// `now` is the time since the boot.
     #[must_use]
     pub fn is_waiting(&self, now: Duration) -> bool {
