@@ -3,6 +3,10 @@
 use crate::domain::{
     Attributes, CharPath, Device, DeviceClass, DeviceId, PciFunction, ResourceSpec, Select,
 };
+use crate::hardware::{DiscoverInput, Discovery, discover_with, scan};
+use crate::host::HostRoot;
+use crate::host::faults::with_faults;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,4 +51,29 @@ pub(super) fn write(root: &Path, rel: &str, text: &str) {
     let path = root.join(rel);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(path, text).unwrap();
+}
+
+/// Discovers the devices of the first resource again, with another host call failing each time. No
+/// failure may change what was found `before`. Returns how many of how many failures were of this
+/// resource.
+pub(crate) fn fail_each_call(
+    root: &Path,
+    specs: &[Arc<ResourceSpec>],
+    before: &Discovery,
+) -> (usize, u64) {
+    let (host, names) = (HostRoot::new(root), BTreeMap::new());
+    let again = || {
+        let input = DiscoverInput { former: Some(before), ..DiscoverInput::first(&names) };
+        discover_with(&host, scan(&host), specs, &input)
+    };
+    let (whole, calls) = with_faults(|_| None, again);
+    assert_eq!(whole.selection.resources, before.selection.resources);
+    let mut unread = 0;
+    for failing in 0..calls {
+        let one = move |call: u64| (call == failing).then_some(24);
+        let (after, _) = with_faults(one, again);
+        assert_eq!(after.selection.resources, before.selection.resources, "call {failing}");
+        unread += usize::from(after.unread.resources.contains_key(&specs[0].name));
+    }
+    (unread, calls)
 }

@@ -148,11 +148,10 @@ fn plain(serial: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{char_spec, write};
+    use super::super::testing::{char_spec, fail_each_call, write};
     use super::super::{DiscoverInput, Discovery, HeldNode, discover_with, scan};
     use super::*;
     use crate::domain::{Device, NvmlSnapshot, ResourceSpec, overlap};
-    use crate::host::faults::with_faults;
     use std::collections::BTreeMap;
     use std::os::unix::fs::symlink;
     use std::path::Path;
@@ -413,20 +412,8 @@ mod tests {
         let spec = usb("example.com/stick", &[(0x0403, None, None)]);
         let specs = std::slice::from_ref(&spec);
         let before = found(root, specs, &[]);
-        let (host, names) = (HostRoot::new(root), BTreeMap::new());
-        let again = || {
-            let input = DiscoverInput { former: Some(&before), ..DiscoverInput::first(&names) };
-            discover_with(&host, scan(&host), specs, &input)
-        };
-        let (whole, calls) = with_faults(|_| None, again);
-        assert_eq!(whole.selection.resources, before.selection.resources);
-        let mut unread = 0;
-        for failing in 0..calls {
-            let one = move |call: u64| (call == failing).then_some(24);
-            let (after, _) = with_faults(one, again);
-            assert_eq!(after.selection.resources, before.selection.resources, "call {failing}");
-            unread += usize::from(after.unread.resources.contains_key(&spec.name));
-        }
+        let host = HostRoot::new(root);
+        let (unread, calls) = fail_each_call(root, specs, &before);
         assert!(unread > 10, "{unread} of {calls} reads are of the device");
         std::fs::remove_file(root.join("dev/bus/usb/001/002")).unwrap();
         let after = found(root, specs, &[]);

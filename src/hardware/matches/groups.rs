@@ -101,11 +101,10 @@ impl Sources<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::testing::{char_spec, write};
+    use super::super::super::testing::{char_spec, fail_each_call, write};
     use crate::domain::{Device, DeviceId, MemberPath, ResourceSpec, overlap};
-    use crate::hardware::{DiscoverInput, Discovery, discover, discover_with, scan};
+    use crate::hardware::{Discovery, discover};
     use crate::host::HostRoot;
-    use crate::host::faults::with_faults;
     use std::collections::BTreeMap;
     use std::os::unix::fs::symlink;
     use std::path::Path;
@@ -236,21 +235,8 @@ mod tests {
         }
         let spec = groups("example.com/one", &[&["/dev/a0", "/dev/b*", "/dev/c0?"]]);
         let specs = std::slice::from_ref(&spec);
-        let (root, names) = (HostRoot::new(dir.path()), BTreeMap::new());
         let before = found(dir.path(), specs);
-        let again = || {
-            let input = DiscoverInput { former: Some(&before), ..DiscoverInput::first(&names) };
-            discover_with(&root, scan(&root), specs, &input)
-        };
-        let (whole, calls) = with_faults(|_| None, again);
-        assert_eq!(whole.selection.resources, before.selection.resources);
-        let mut unread = 0;
-        for failing in 0..calls {
-            let one = move |call: u64| (call == failing).then_some(24);
-            let (after, _) = with_faults(one, again);
-            assert_eq!(after.selection.resources, before.selection.resources, "call {failing}");
-            unread += usize::from(after.unread.resources.contains_key(&spec.name));
-        }
+        let (unread, calls) = fail_each_call(dir.path(), specs, &before);
         assert!(unread > 2, "{unread} of {calls} reads are of the group");
     }
 
