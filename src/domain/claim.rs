@@ -83,6 +83,13 @@ impl Allocated {
     pub fn request_name(&self) -> &str {
         self.request.split('/').next().unwrap_or_default()
     }
+
+    /// Whether it is the same device, or the same share of it, for the same request.
+    #[must_use]
+    pub fn is_for(&self, other: &Allocated) -> bool {
+        (self.request_name(), &self.name, &self.share_id)
+            == (other.request_name(), &other.name, &other.share_id)
+    }
 }
 
 /// Where an opaque configuration of a claim comes from (`DeviceAllocationConfiguration.source`).
@@ -170,18 +177,20 @@ impl ClaimHold {
                 || !Safeguard::ClaimAllocation.is_on())
     }
 
+    /// Whether it was restored from the kubelet's file.
+    #[must_use]
+    pub fn is_restored(&self) -> bool {
+        self.allocation.is_empty()
+    }
+
     fn is_restored_part_of(&self, other: &ClaimHold) -> bool {
-        self.allocation.is_empty() && self.devices.iter().all(|device| other.has(&device.allocated))
+        self.is_restored() && self.devices.iter().all(|device| other.has(&device.allocated))
     }
 
     /// Whether it has the device for the same request.
     #[must_use]
     pub fn has(&self, wanted: &Allocated) -> bool {
-        self.devices.iter().any(|device| {
-            let Allocated { name, share_id, .. } = &device.allocated;
-            device.allocated.request_name() == wanted.request_name()
-                && (name, share_id) == (&wanted.name, &wanted.share_id)
-        })
+        self.devices.iter().any(|device| device.allocated.is_for(wanted))
     }
 }
 

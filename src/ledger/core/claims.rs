@@ -8,14 +8,16 @@
 //!
 //! - None: the grants are recorded.
 //! - Of the same allocation: the answer is the recorded one, and new pods are added. Devices that a
-//!   torn write has lost are recorded.
+//!   torn write has lost are recorded, and a restored grant gets its allocation.
 //! - Of another allocation, and no process of its pods runs: they are released as `reallocated`,
 //!   and the new grants are recorded in the same commit.
 //! - Of another allocation otherwise: the Prepare is refused.
 //!
 //! A device is refused while another live grant has it or an object of it
 //! ([`super::held_by_another`]), and while a hook of it is pending. A claim that waits holds
-//! nothing: all of it is recorded, or nothing. Its caller asks again.
+//! nothing: all of it is recorded, or nothing. Its caller asks again. That is also so for a device
+//! of a restored grant: the kubelet's record may be older than another claim's grant
+//! ([`super::restore_claims`]).
 //!
 //! An Unprepare releases the claim if no process of its pods runs. These are the pods of each
 //! Prepare, and those that the kubelet's record has: it prepares a claim once for all of its pods,
@@ -119,24 +121,36 @@ fn new_entries(
     }
     *released = ends(ledger, hooks, written, &former, REALLOCATED, now);
     let pending: Vec<&Entry> = written.iter().copied().chain(released.iter()).collect();
-    let missing: Vec<Arc<Grant>> =
-        wanted.iter().filter_map(|grant| without(grant, &same)).collect();
-    for grant in &missing {
-        if let Some(refusal) = refusal(ledger, hooks, &pending, grant) {
+    let is_recorded =
+        |grant: &&Arc<Grant>| grant.claim.as_ref().is_some_and(|of| !of.is_restored());
+    let recorded: Vec<&Arc<Grant>> = same.iter().copied().filter(is_recorded).collect();
+    for grant in wanted.iter().filter_map(|grant| without(grant, &recorded)) {
+        if let Some(refusal) = refusal(ledger, hooks, &pending, &grant) {
             return Err(refusal);
         }
     }
+    let missing: Vec<Arc<Grant>> =
+        wanted.iter().filter_map(|grant| without(grant, &same)).collect();
     let coming: Vec<&PodRef> = wanted.iter().flat_map(|grant| grant.pods()).collect();
     let (mut entries, mut grants) = (Vec::new(), Vec::new());
     for grant in same {
-        match joined(grant, &coming, cgroup) {
-            None => grants.push(Arc::clone(grant)),
-            Some(state) => {
-                let alloc_id = grant.alloc_id.clone();
-                grants.push(Arc::new(Grant { state: state.clone(), ..Grant::clone(grant) }));
-                entries.push(Entry::Moved { alloc_id, state });
-            }
+        let (state, claim) = (joined(grant, &coming, cgroup), confirmed(grant, &whole));
+        if state.is_none() && claim.is_none() {
+            grants.push(Arc::clone(grant));
+            continue;
         }
+        let mut changed = Grant::clone(grant);
+        changed.state = state.unwrap_or(changed.state);
+        let is_confirmed = claim.is_some();
+        changed.claim = claim.or(changed.claim);
+        let changed = Arc::new(changed);
+        entries.push(if is_confirmed {
+            Entry::Grant(Arc::clone(&changed))
+        } else {
+            let (alloc_id, state) = (changed.alloc_id.clone(), changed.state.clone());
+            Entry::Moved { alloc_id, state }
+        });
+        grants.push(changed);
     }
     entries.extend(missing.iter().cloned().map(Entry::Grant));
     grants.extend(missing);
@@ -144,6 +158,20 @@ fn new_entries(
         (&one.resource, &one.alloc_id).cmp(&(&other.resource, &other.alloc_id))
     });
     Ok((entries, grants))
+}
+
+/// The hold of a restored grant with its allocation, which the kubelet's record does not have. Its
+/// devices and the answer stay.
+fn confirmed(grant: &Grant, whole: &ClaimHold) -> Option<Arc<ClaimHold>> {
+    let mut hold = ClaimHold::clone(grant.claim.as_deref().filter(|hold| hold.is_restored())?);
+    hold.allocation.clone_from(&whole.allocation);
+    for device in &mut hold.devices {
+        let mut wanted = whole.devices.iter().map(|wanted| &wanted.allocated);
+        if let Some(wanted) = wanted.find(|wanted| device.allocated.is_for(wanted)) {
+            device.allocated.clone_from(wanted);
+        }
+    }
+    Some(Arc::new(hold))
 }
 
 /// All devices of the wanted grants as one hold.

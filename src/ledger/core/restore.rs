@@ -2,8 +2,9 @@
 //! has the claim, its pods, and our answer.
 //!
 //! The record has neither the allocation nor what the CDI devices contain. So a restored grant has
-//! no allocation: the next Prepare is the same allocation if it has the same devices. It does not
-//! show which device was allocated for an administrator either, so each one counts as held.
+//! no allocation: the next Prepare is the same allocation if it has the same devices, and completes
+//! the grant. The record does not show which device was allocated for an administrator either, so
+//! until then each one counts as held.
 
 use super::Ledger;
 use super::claim_end::nameless;

@@ -1046,6 +1046,44 @@ fn a_lost_claim_comes_back_from_the_kubelets_record_and_the_next_prepare_finds_i
     }
 }
 
+#[test]
+fn a_claim_restored_from_an_old_record_waits_for_the_holder_of_its_device() {
+    // The kubelet died before it removed a claim that was unprepared. Another claim got its device.
+    let restored = of_claim(1, "c1", "", GPU, &["a-1", "a-2"], "u1");
+    let mut world = World::new([restored, of_claim(2, "c2", "y", GPU, &["a-1"], "u2")]);
+    let again = || [of_claim(9, "c1", "x", GPU, &["a-1", "a-2"], "u9")];
+    let refused = world.refused(&again());
+    assert!(refused.contains("claim ml/claim-c2"), "{refused}");
+    let other = world.record(&[of_claim(3, "c2", "y", GPU, &["a-1"], "u2")]);
+    assert_eq!(ids(&other.unwrap()), ["a-000002"], "a grant that was recorded is repeated");
+    world.sees("u2", CgroupState::Absent);
+    world.unprepare("c2");
+    assert_eq!(ids(&world.record(&again()).unwrap()), ["a-000001"]);
+}
+
+#[test]
+fn a_restored_claim_gets_its_allocation_from_the_next_prepare() {
+    let mut restored = of_claim(1, "c1", "", GPU, &["a-1"], "u1");
+    let mut hold = ClaimHold::clone(restored.claim.as_ref().unwrap());
+    hold.devices[0].cdi_devices = vec!["k8s.holdfast.dev/claim=old".into()];
+    restored.claim = Some(Arc::new(hold.clone()));
+    let mut world = World::new([restored]);
+    let other = || [of_claim(5, "c5", "z", GPU, &["a-1"], "u5")];
+    assert!(world.record(&other()).is_err(), "nobody knows that the device is shared");
+    let mut wanted = of_claim(2, "c1", "x", GPU, &["a-1"], "u1");
+    let mut admin = ClaimHold::clone(wanted.claim.as_ref().unwrap());
+    (admin.devices[0].allocated.admin, admin.devices[0].allocated.request) =
+        (true, "gpu/shared".into());
+    wanted.claim = Some(Arc::new(admin.clone()));
+    let answer = world.record(std::slice::from_ref(&wanted)).unwrap();
+    hold.allocation = "x".into();
+    hold.devices[0].allocated = admin.devices[0].allocated.clone();
+    assert_eq!((ids(&answer), answer[0].claim.as_deref()), (vec!["a-000001"], Some(&hold)));
+    assert_eq!(world.ledger.of_claim("c1").collect::<Vec<_>>(), [&answer[0]]);
+    assert_eq!(world.recording(&[wanted]).entries, []);
+    assert!(world.record(&other()).is_ok());
+}
+
 /// One step of a history.
 #[derive(Debug, Clone)]
 enum Step {
