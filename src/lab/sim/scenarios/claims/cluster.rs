@@ -107,10 +107,6 @@ impl Cluster {
         uid
     }
 
-    pub(super) fn claim(&self, name: &str) -> Option<&Claim> {
-        self.claims.get(name)
-    }
-
     /// The names of claims that several pods may use.
     pub(super) fn standing_claims(&self) -> Vec<String> {
         let standing =
@@ -265,6 +261,21 @@ impl Cluster {
             period.until.is_none_or(|until| until >= from) && had == *devices
         };
         self.periods.get(uid).is_some_and(|periods| periods.iter().any(is_same))
+    }
+
+    /// The devices that a claim has now, by its UID.
+    pub(super) fn devices_of(&self, uid: &str) -> BTreeSet<DeviceId> {
+        let mut claims = self.claims.values().filter(|claim| claim.of.uid == uid);
+        let devices = claims.next().into_iter().flat_map(|claim| &claim.allocation);
+        devices.filter_map(|of| id_of(&of.name)).collect()
+    }
+
+    /// Whether the claim has, or had, the device with access for an administrator. That is a
+    /// property of its request.
+    pub(super) fn is_admin(&self, uid: &str, id: &DeviceId) -> bool {
+        let periods = self.periods.get(uid).into_iter().flatten();
+        let mut devices = periods.flat_map(|period| &period.devices);
+        devices.any(|of| of.admin && id_of(&of.name).as_ref() == Some(id))
     }
 }
 

@@ -187,10 +187,10 @@ impl Kubelet {
                             self.world.machine().start_containers(&pod.uid, held);
                             return;
                         }
-                        Ok(Err(why)) => {
+                        Ok(Err((claim, why))) => {
+                            self.world.log(format_args!("{}: {why}", pod.uid));
                             let now = self.world.handle.now();
-                            self.world.oracles().violated("files", now, why);
-                            return;
+                            self.world.oracles().undefined(now, &claim, why);
                         }
                         Err(why) => self.world.log(format_args!("{}: {why}", pod.uid)),
                     }
@@ -293,8 +293,8 @@ impl Kubelet {
     }
 
     /// What the containers of a pod get, as the runtime resolves it. The inner error is that of the
-    /// runtime.
-    fn held(&self, pod: &Pod) -> Result<Result<Vec<Held>, String>, &'static str> {
+    /// runtime, with the claim.
+    fn held(&self, pod: &Pod) -> Result<Result<Vec<Held>, (String, String)>, &'static str> {
         let (claims, machine) = (self.claims(), self.world.machine());
         let numbers = machine.checkpoint_entries().iter().filter(|entry| entry.pod_uid == pod.uid);
         let mut held: Vec<Held> = numbers
@@ -304,21 +304,15 @@ impl Kubelet {
         let cluster = self.world.cluster();
         for name in &pod.claims {
             let info = claims.get(name).ok_or("unable to get claim info")?;
-            let is_admin = |id: &DeviceId| {
-                let allocation = cluster.claim(name).map(|claim| &claim.allocation[..]);
-                allocation
-                    .into_iter()
-                    .flatten()
-                    .any(|of| of.admin && id_of(&of.name).as_ref() == Some(id))
-            };
             let names: BTreeSet<&String> =
                 info.devices.iter().flat_map(|device| &device.cdi_devices).collect();
             for cdi_name in names {
                 let Some(ids) = machine.resolve(cdi_name) else {
-                    return Ok(Err(format!("{}: no file defines {cdi_name}", pod.uid)));
+                    let why = format!("no file defines {cdi_name}");
+                    return Ok(Err((info.of.uid.clone(), why)));
                 };
                 held.extend(ids.into_iter().map(|device| Held {
-                    is_admin: is_admin(&device),
+                    is_admin: cluster.is_admin(&info.of.uid, &device),
                     device,
                     claim: Some(info.of.uid.clone()),
                 }));

@@ -159,6 +159,7 @@ impl LedgerShell {
     /// Adds entries to the next commit.
     fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
         let (reply, done) = oneshot::channel();
+        entries.iter().for_each(|entry| self.world.log(brief(entry)));
         let mut cores = self.cores();
         cores.waiting.extend(entries);
         cores.replies.push(reply);
@@ -248,8 +249,21 @@ fn restore(world: &World) {
     let entries = restored.grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant)));
     let entries: Vec<Entry> = entries.collect();
     if !entries.is_empty() {
+        entries.iter().for_each(|entry| world.log(format_args!("restores: {}", brief(entry))));
         machine.write_entries(&entries);
         machine.sync_entries();
+    }
+}
+
+/// An entry in the log of a run.
+fn brief(entry: &Entry) -> String {
+    match entry {
+        Entry::Grant(grant) => {
+            let ids: Vec<&str> = grant.devices.iter().map(|held| held.id.as_str()).collect();
+            format!("records {} for {} with {ids:?}", grant.alloc_id, grant.holder())
+        }
+        Entry::Moved { alloc_id, state } => format!("moves {alloc_id} to {state:?}"),
+        other => format!("writes {other:?}"),
     }
 }
 

@@ -117,6 +117,11 @@ impl Machine {
         &self.claims
     }
 
+    /// Whether the kubelet's file has the claim.
+    pub(super) fn has_record(&self, uid: &str) -> bool {
+        self.claims.claims.values().any(|info| info.of.uid == uid)
+    }
+
     /// Replaces the kubelet's file by a rename.
     pub(super) fn write_claims(&mut self, claims: BTreeMap<String, ClaimInfo>) {
         let file = ClaimsFile { claims };

@@ -3,19 +3,30 @@
 //! | oracle | checked | condition |
 //! | --- | --- | --- |
 //! | twice | always | an exclusive device is not in containers of a claim and of another holder |
-//! | lost | always | the durable ledger has the devices in a claim's containers |
+//! | lost | always | the durable ledger has the devices in a claim's containers (below) |
 //! | durable | at each answer | the durable ledger has exactly the answered devices |
 //! | bytes | at each answer | the answer and the CDI file are those of before (below) |
 //! | allocation | at each answer | the devices were allocated to this UID during the call |
 //! | given | at each start | containers get each device of the claim once, and no other |
-//! | files | at each start | each CDI name is defined |
-//! | runs | when idle | every pod that the scheduler has bound runs |
+//! | files | at each start | each CDI name is defined (below) |
+//! | runs | when idle | every pod that the scheduler has bound runs (below) |
 //! | slices | when idle | the slices are those of the ledger |
 //! | released | before idle | no grant has been unprepared and without a process for 30 s |
 //! | held | at the end | no claim is in the ledger, and none has a file |
 //!
 //! The same claim with the same devices has the same bytes until the kubelet's next Unprepare.
+//!
+//! Up to 1.36 the kubelet unprepares a claim although another pod of its record uses it. If the
+//! daemon dies before it answers, the kubelet starts that pod without another Prepare. While no
+//! daemon runs, nobody gets the device, and the next start restores the claim from the record. So
+//! the record counts as the ledger until then, and a missing file as an attempt that failed.
+//!
+//! The control plane frees a claim whose only pod was deleted by force, and may allocate other
+//! devices to it. If a later pod uses the claim before the kubelet has unprepared it, the kubelet
+//! gives it the former devices without another Prepare, and keeps them prepared. Pods that need
+//! these devices, or the new ones of this claim, rightly wait for the end of that pod.
 
+use super::cluster::{Cluster, Pod};
 use super::machine::{Held, Machine};
 use super::slices::offered;
 use super::world::{Crash, Step, World};
@@ -64,6 +75,8 @@ pub(super) struct Oracles {
     pub(super) covered: Covered,
     /// By claim and devices.
     answers: BTreeMap<Allocation, Answer>,
+    /// The claims that the kubelet has asked to unprepare since their last answer.
+    unprepared: BTreeSet<String>,
     seen: u64,
 }
 
@@ -83,6 +96,7 @@ impl Oracles {
         let now = world.handle.now();
         world.log(format_args!("{} is answered: {devices:?}", of.uid));
         self.covered.answers += 1;
+        self.unprepared.remove(&of.uid);
         let names: BTreeSet<DraName> = devices.iter().map(|device| device.name.clone()).collect();
         let (text, durable) = {
             let machine = world.machine();
@@ -121,6 +135,14 @@ impl Oracles {
     /// The kubelet asks to unprepare a claim: the next Prepare may have another answer.
     pub(super) fn asked_to_unprepare(&mut self, uid: &str) {
         self.answers.retain(|(claim, _), _| claim != uid);
+        self.unprepared.insert(uid.to_owned());
+    }
+
+    /// No file defines a CDI name of a claim.
+    pub(super) fn undefined(&mut self, now: Duration, claim: &str, what: String) {
+        if !self.unprepared.contains(claim) {
+            self.violated("files", now, what);
+        }
     }
 
     /// The containers of a pod start. `wanted` are the devices that its claims have by the kubelet.
@@ -136,8 +158,8 @@ impl Oracles {
         }
     }
 
-    /// Called after every step.
-    pub(super) fn check(&mut self, machine: &Machine, now: Duration) {
+    /// Called after every step. `is_up` is whether a daemon runs.
+    pub(super) fn check(&mut self, machine: &Machine, is_up: bool, now: Duration) {
         if self.seen == machine.changes || self.violation.is_some() {
             return;
         }
@@ -145,9 +167,11 @@ impl Oracles {
         let mut holders: BTreeMap<&DeviceId, BTreeSet<(Option<&str>, &str)>> = BTreeMap::new();
         for (pod, held) in &machine.containers {
             for Held { device, claim, is_admin } in held {
-                if let Some(uid) = claim
-                    && !is_held(machine, uid, device)
-                {
+                let is_known = |uid: &String| {
+                    let is_restored = !is_up && self.unprepared.contains(uid);
+                    is_held(machine, uid, device) || is_restored && machine.has_record(uid)
+                };
+                if let Some(uid) = claim.as_ref().filter(|uid| !is_known(uid)) {
                     let what = format!("{pod} runs with {device} of claim {uid}");
                     return self.violated("lost", now, what);
                 }
@@ -170,10 +194,12 @@ impl Oracles {
     pub(super) fn idle(&mut self, world: &World) {
         let now = world.handle.now();
         let (machine, cluster) = (world.machine(), world.cluster());
+        let outdated = outdated(&machine, &cluster);
         let waiting: Vec<&String> = cluster
             .pods
             .values()
             .filter(|pod| pod.is_bound && !pod.is_deleted && !machine.runs(&pod.uid))
+            .filter(|pod| !waits_for_any(pod, &outdated, &cluster))
             .map(|pod| &pod.uid)
             .collect();
         if !waiting.is_empty() {
@@ -230,6 +256,26 @@ pub(super) fn ended(world: &World) -> BTreeSet<AllocId> {
         is_unprepared && grant.pods().all(|pod| machine.cgroup(&pod.uid).is_dead())
     };
     machine.durable.grants().filter(has_ended).map(|grant| grant.alloc_id.clone()).collect()
+}
+
+/// The claims in containers of pods that exist, each with a device that is no longer allocated to
+/// it.
+fn outdated<'a>(machine: &'a Machine, cluster: &Cluster) -> BTreeSet<(&'a str, &'a DeviceId)> {
+    let exists = |uid: &String| cluster.pods.get(uid).is_some_and(|pod| !pod.is_deleted);
+    let pods = machine.containers.iter().filter(|(uid, _)| exists(uid));
+    let claimed = pods.flat_map(|(_, held)| held);
+    let claimed = claimed.filter_map(|held| Some((held.claim.as_deref()?, &held.device)));
+    claimed.filter(|(uid, device)| !cluster.devices_of(uid).contains(device)).collect()
+}
+
+/// Whether a pod needs one of these claims or devices.
+fn waits_for_any(pod: &Pod, held: &BTreeSet<(&str, &DeviceId)>, cluster: &Cluster) -> bool {
+    let claims = pod.claims.iter().filter_map(|name| cluster.get(name));
+    let mut uids = claims.map(|claim| claim.claim.uid);
+    uids.any(|uid| {
+        let devices = cluster.devices_of(&uid);
+        held.iter().any(|(claim, device)| *claim == uid || devices.contains(*device))
+    })
 }
 
 /// Whether the durable ledger has the device as one of the claim's.

@@ -96,7 +96,7 @@ impl Run {
         let limit = world.handle.now() + time;
         self.executor.run_until(limit, || {
             let mut oracles = world.oracles();
-            oracles.check(&world.machine(), world.handle.now());
+            oracles.check(&world.machine(), world.daemon().is_some(), world.handle.now());
             oracles.violation.is_some()
         });
     }
