@@ -97,6 +97,11 @@ impl Kubelet {
         self.claims.lock().unwrap()
     }
 
+    /// The claims that it does not prepare again.
+    pub(super) fn prepared(&self) -> Vec<ClaimInfo> {
+        self.claims().values().filter(|info| info.prepared).cloned().collect()
+    }
+
     async fn lock(&self, names: impl IntoIterator<Item = &String>) -> Vec<OwnedMutexGuard<()>> {
         let names: BTreeSet<&String> = names.into_iter().collect();
         let mut guards = Vec::new();

@@ -24,9 +24,10 @@
 //! The control plane frees a claim whose only pod was deleted by force, and may allocate other
 //! devices to it. If a later pod uses the claim before the kubelet has unprepared it, the kubelet
 //! gives it the former devices without another Prepare, and keeps them prepared. Pods that need
-//! these devices, or the new ones of this claim, rightly wait for the end of that pod.
+//! these devices, or the new ones of this claim, rightly wait for the end of that pod; a pod that
+//! needs both waits for itself.
 
-use super::cluster::{Cluster, Pod};
+use super::cluster::{Cluster, Pod, id_of};
 use super::machine::{Held, Machine};
 use super::slices::offered;
 use super::world::{Crash, Step, World};
@@ -194,7 +195,7 @@ impl Oracles {
     pub(super) fn idle(&mut self, world: &World) {
         let now = world.handle.now();
         let (machine, cluster) = (world.machine(), world.cluster());
-        let outdated = outdated(&machine, &cluster);
+        let outdated = outdated(world, &machine, &cluster);
         let waiting: Vec<&String> = cluster
             .pods
             .values()
@@ -258,23 +259,30 @@ pub(super) fn ended(world: &World) -> BTreeSet<AllocId> {
     machine.durable.grants().filter(has_ended).map(|grant| grant.alloc_id.clone()).collect()
 }
 
-/// The claims in containers of pods that exist, each with a device that is no longer allocated to
-/// it.
-fn outdated<'a>(machine: &'a Machine, cluster: &Cluster) -> BTreeSet<(&'a str, &'a DeviceId)> {
+/// The claims that pods use which exist, each with a device that is no longer allocated to it: in
+/// their containers, or prepared for them by the kubelet.
+fn outdated(world: &World, machine: &Machine, cluster: &Cluster) -> BTreeSet<(String, DeviceId)> {
     let exists = |uid: &String| cluster.pods.get(uid).is_some_and(|pod| !pod.is_deleted);
     let pods = machine.containers.iter().filter(|(uid, _)| exists(uid));
     let claimed = pods.flat_map(|(_, held)| held);
-    let claimed = claimed.filter_map(|held| Some((held.claim.as_deref()?, &held.device)));
-    claimed.filter(|(uid, device)| !cluster.devices_of(uid).contains(device)).collect()
+    let mut used: BTreeSet<(String, DeviceId)> =
+        claimed.filter_map(|held| Some((held.claim.clone()?, held.device.clone()))).collect();
+    for info in world.kubelet().iter().flat_map(|kubelet| kubelet.prepared()) {
+        let ids = info.devices.iter().filter_map(|device| id_of(&device.name));
+        let is_used = info.pods.iter().any(exists);
+        used.extend(ids.filter(|_| is_used).map(|id| (info.of.uid.clone(), id)));
+    }
+    used.retain(|(uid, device)| !cluster.devices_of(uid).contains(device));
+    used
 }
 
 /// Whether a pod needs one of these claims or devices.
-fn waits_for_any(pod: &Pod, held: &BTreeSet<(&str, &DeviceId)>, cluster: &Cluster) -> bool {
+fn waits_for_any(pod: &Pod, held: &BTreeSet<(String, DeviceId)>, cluster: &Cluster) -> bool {
     let claims = pod.claims.iter().filter_map(|name| cluster.get(name));
     let mut uids = claims.map(|claim| claim.claim.uid);
     uids.any(|uid| {
         let devices = cluster.devices_of(&uid);
-        held.iter().any(|(claim, device)| *claim == uid || devices.contains(*device))
+        held.iter().any(|(claim, device)| *claim == uid || devices.contains(device))
     })
 }
 
