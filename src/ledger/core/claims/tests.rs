@@ -1069,7 +1069,7 @@ fn a_restored_claim_gets_its_allocation_from_the_next_prepare() {
     restored.claim = Some(Arc::new(hold.clone()));
     let mut world = World::new([restored]);
     let other = || [of_claim(5, "c5", "z", GPU, &["a-1"], "u5")];
-    assert!(world.record(&other()).is_err(), "nobody knows that the device is shared");
+    assert!(world.record(&other()).is_err(), "the record does not show that the device is shared");
     let mut wanted = of_claim(2, "c1", "x", GPU, &["a-1"], "u1");
     let mut admin = ClaimHold::clone(wanted.claim.as_ref().unwrap());
     (admin.devices[0].allocated.admin, admin.devices[0].allocated.request) =

@@ -18,7 +18,7 @@
 //!
 //! Up to 1.36 the kubelet unprepares a claim although another pod of its record uses it. If the
 //! daemon dies before it answers, the kubelet starts that pod without another Prepare. While no
-//! daemon runs, nobody gets the device, and the next start restores the claim from the record. So
+//! daemon runs, no claim gets the device, and the next start restores the claim from the record. So
 //! the record counts as the ledger until then, and a missing file as an attempt that failed.
 //!
 //! The control plane frees a claim whose only pod was deleted by force, and may allocate other
