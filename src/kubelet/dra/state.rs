@@ -183,7 +183,7 @@ fn parse(bytes: &[u8], path: PathBuf) -> Result<Vec<ClaimInfoState>, ClaimStateE
     if computed != stored {
         return Err(ClaimStateError::WrongChecksum { path, stored, computed });
     }
-    let Data { kind, api_version, claims } = match serde_json::from_str(&data) {
+    let Data { kind, api_version, claims } = match serde_json::from_slice(data.as_bytes()) {
         Ok(data) => data,
         Err(error) => return Err(malformed(path, &error)),
     };

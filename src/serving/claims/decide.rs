@@ -227,7 +227,8 @@ fn check_vendor(
 /// The kind of a configuration as a reader knows it, `GpuConfig of x.example.com/v1`. Its text is
 /// a user's.
 fn kind(config: &OpaqueConfig) -> String {
-    let document: Option<serde_json::Value> = serde_json::from_str(&config.parameters).ok();
+    let document: Option<serde_json::Value> =
+        serde_json::from_slice(config.parameters.as_bytes()).ok();
     let text = |key: &str| {
         let text = document.as_ref()?.get(key)?.as_str()?;
         Some(printable(text).chars().take(KIND_SHOWN).collect::<String>())
