@@ -66,11 +66,16 @@ impl<T> From<Received<T>> for List<T> {
     }
 }
 
-/// One line of a watch.
+/// One line of a watch. Its type decides how its object is read.
 #[derive(Debug, Deserialize)]
 pub(super) struct Event {
     pub(super) r#type: String,
-    pub(super) object: serde_json::Value,
+}
+
+/// The object of such a line.
+#[derive(Debug, Deserialize)]
+pub(super) struct EventObject<T> {
+    pub(super) object: T,
 }
 
 /// The answer to a request that failed. Proxies answer with other texts.

@@ -14,7 +14,7 @@ use super::connection::{Connection, JSON, LIST_BYTES_MAX, Question, refused};
 use super::credentials::Credentials;
 use super::error::ClusterError;
 use super::lines::Lines;
-use super::metadata::{Event, List, Status};
+use super::metadata::{Event, EventObject, List, Status};
 use super::pauses::Pauses;
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -330,16 +330,17 @@ impl Round {
 /// One line of a watch. A bookmark has only a version.
 fn event<T: DeserializeOwned>(line: &[u8], path: &str) -> Result<Step<T>, ClusterError> {
     let unreadable = |error: serde_json::Error| ClusterError::Unreadable(error.to_string());
-    let Event { r#type, object } = serde_json::from_slice(line).map_err(unreadable)?;
+    let Event { r#type } = serde_json::from_slice(line).map_err(unreadable)?;
     let as_report: fn(T) -> WatchEvent<T> = match r#type.as_str() {
         "ADDED" => WatchEvent::Added,
         "MODIFIED" => WatchEvent::Modified,
         "DELETED" => WatchEvent::Deleted,
         "ERROR" => {
-            let status: Status = serde_json::from_value(object).unwrap_or_default();
-            return Err(refused(status, None, path));
+            let status = serde_json::from_slice::<EventObject<Status>>(line);
+            return Err(refused(status.map(|it| it.object).unwrap_or_default(), None, path));
         }
         _ => return Ok(Step::Nothing),
     };
-    Ok(Step::Report(as_report(serde_json::from_value(object).map_err(unreadable)?)))
+    let EventObject { object } = serde_json::from_slice(line).map_err(unreadable)?;
+    Ok(Step::Report(as_report(object)))
 }
