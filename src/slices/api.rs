@@ -28,6 +28,10 @@ pub mod limits {
     pub const TAINTS: usize = 16;
     /// The longest value of a taint, a label value.
     pub const TAINT_VALUE: usize = 63;
+    /// Sets of counters of a slice.
+    pub const COUNTER_SETS: usize = 8;
+    /// Sets of counters that a device consumes.
+    pub const CONSUMED_SETS: usize = 2;
 }
 
 /// A slice: a part of the devices of one pool.
@@ -105,6 +109,10 @@ pub struct Spec {
     /// The devices, at most [`limits::DEVICES`]. The scheduler takes the first one that fits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<Device>,
+    /// Sets of counters, at most [`limits::COUNTER_SETS`]. From Kubernetes 1.35 on, a slice has
+    /// devices or counters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shared_counters: Vec<Counters>,
 }
 
 /// The pool of a slice. The scheduler uses only the slices of its highest generation, and only if
@@ -135,6 +143,25 @@ pub struct Device {
     /// Why a claim without a toleration does not get it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
+    /// What it consumes of sets of the pool while it is allocated, at most
+    /// [`limits::CONSUMED_SETS`] of them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub consumes_counters: Vec<Counters>,
+}
+
+/// A set of counters (`CounterSet`), or what a device consumes of one
+/// (`DeviceCounterConsumption`). Exactly one of both names is there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Counters {
+    /// The name of the set, unique in the pool: a DNS label.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// The set that is consumed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub counter_set: String,
+    /// The counters by name, each with what there is or what is consumed.
+    pub counters: BTreeMap<String, Capacity>,
 }
 
 /// The value of an attribute (`DeviceAttribute`).
@@ -199,7 +226,7 @@ impl From<Attribute> for RawAttribute {
     }
 }
 
-/// A capacity (`DeviceCapacity`).
+/// A capacity (`DeviceCapacity`), or the value of a counter (`Counter`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capacity {
@@ -259,17 +286,19 @@ impl Device {
         let taints = |a: &[Taint], b: &[Taint]| {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.is_like(b))
         };
-        (&self.name, &self.attributes, &self.capacity)
-            == (&other.name, &other.attributes, &other.capacity)
+        (&self.name, &self.attributes, &self.capacity, &self.consumes_counters)
+            == (&other.name, &other.attributes, &other.capacity, &other.consumes_counters)
             && taints(&self.taints, &other.taints)
     }
 }
 
 impl Spec {
-    /// Whether two specs have equal devices in the same order; the generations may differ.
+    /// Whether two specs have equal devices in the same order, and equal counters; the generations
+    /// may differ.
     #[must_use]
-    pub fn has_devices_like(&self, other: &Spec) -> bool {
-        self.devices.len() == other.devices.len()
+    pub fn has_content_like(&self, other: &Spec) -> bool {
+        self.shared_counters == other.shared_counters
+            && self.devices.len() == other.devices.len()
             && self.devices.iter().zip(&other.devices).all(|(a, b)| a.is_like(b))
     }
 
@@ -278,18 +307,18 @@ impl Spec {
     pub fn is_like(&self, other: &Spec) -> bool {
         (&self.driver, &self.pool, &self.node_name)
             == (&other.driver, &other.pool, &other.node_name)
-            && self.has_devices_like(other)
+            && self.has_content_like(other)
     }
 }
 
-/// The object of one slice.
+/// The object of one slice with this content.
 pub(super) fn object(
     node: &NodeName,
     pool: &str,
     index: u32,
     generation: i64,
     count: usize,
-    devices: Vec<Device>,
+    content: Spec,
 ) -> ResourceSlice {
     ResourceSlice {
         api_version: API_VERSION.to_owned(),
@@ -303,7 +332,7 @@ pub(super) fn object(
                 resource_slice_count: i64::try_from(count).unwrap_or(i64::MAX),
             },
             node_name: Some(node.as_str().to_owned()),
-            devices,
+            ..content
         },
     }
 }
@@ -334,6 +363,7 @@ mod tests {
                     },
                     "capacity": {"memory": {"value": "80Gi"}},
                     "taints": [{"key": "holdfast.dev/xid", "value": "79", "effect": "NoSchedule"}],
+                    "consumesCounters": [{"counterSet": "c", "counters": {"parts": {"value": "1"}}}],
                 }],
             },
         });
@@ -342,7 +372,7 @@ mod tests {
         let mut newer = object;
         newer["status"] = json!({});
         newer["metadata"]["managedFields"] = json!([{"manager": "holdfast"}]);
-        newer["spec"]["sharedCounters"] = json!([{"name": "c"}]);
+        newer["spec"]["nodeSelector"] = json!({});
         newer["spec"]["devices"][0]["bindsToNode"] = json!(true);
         newer["spec"]["devices"][0]["taints"][0]["timeAdded"] = json!("2026-01-01T00:00:00Z");
         newer["spec"]["devices"][0]["attributes"]["cpus"] = json!({"ints": [1, 2]});
@@ -354,6 +384,12 @@ mod tests {
         let cpus = newer.spec.devices[0].attributes.remove("cpus");
         assert_eq!(cpus, Some(Attribute::Unknown));
         assert!(newer.spec.is_like(&slice.spec) && newer != slice);
+        let counters = json!([{"name": "c", "counters": {"parts": {"value": "2"}}}]);
+        let spec: Spec = serde_json::from_value(json!({"sharedCounters": counters})).unwrap();
+        assert_eq!(serde_json::to_value(&spec).unwrap()["sharedCounters"], counters);
+        assert!(!spec.is_like(&Spec::default()), "counters are a difference");
+        newer.spec.devices[0].consumes_counters[0].counters.clear();
+        assert!(!newer.spec.is_like(&slice.spec), "and so is what is consumed of them");
     }
 
     #[test]

@@ -22,12 +22,12 @@ pub use event::{Action, Cause, Event, Failure, Report};
 use super::api::{self, OwnerReference, ResourceSlice};
 use super::names::NodeName;
 use super::published::Published;
-use super::wanted::{Layout, Offer};
+use super::wanted::{Layout, Offer, counters};
 use crate::domain::Pace;
-use failures::{TAINTS, dropped};
+use failures::{COUNTERS, TAINTS, dropped};
 use mirror::{Foreign, Mirror};
 use pace::Truce;
-use plan::{Answer, Devices, Plan, Write};
+use plan::{Answer, Contents, Plan, Write};
 use refusals::Refusals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub struct Publisher {
     generations: BTreeMap<String, i64>,
     taken: BTreeSet<String>,
     refusals: Refusals,
-    keeps_taints: bool,
+    /// The kinds of fields that the API server drops.
     dropped: BTreeSet<&'static str>,
     pace: Pace,
     truce: Truce,
@@ -99,7 +99,6 @@ impl Publisher {
             generations: BTreeMap::new(),
             taken: BTreeSet::new(),
             refusals: Refusals::default(),
-            keeps_taints: true,
             dropped: BTreeSet::new(),
             truce: Truce::default(),
             is_listed: false,
@@ -135,7 +134,6 @@ impl Publisher {
             Event::Failed(failure) => self.failed(&failure, now),
             Event::KubeletRegistered => (self.kubelet_since, self.list_at) = (Some(now), now),
             Event::ServerChanged => {
-                self.keeps_taints = true;
                 self.dropped.clear();
                 self.answers.clear();
                 self.refusals.forget();
@@ -154,7 +152,7 @@ impl Publisher {
     /// What the API server has of this driver, as far as is known.
     #[must_use]
     pub fn summary(&self) -> Published {
-        Published::of(self.mirror.slices(), !self.keeps_taints)
+        Published::of(self.mirror.slices(), !self.keeps(TAINTS))
     }
 
     /// The next action. A request counts as sent.
@@ -294,15 +292,7 @@ impl Publisher {
             self.mirror.remove(write.name());
             return;
         };
-        for fields in dropped(&sent.spec.devices, &answer.spec.devices) {
-            if self.dropped.insert(fields) {
-                self.reports.push(Report::FieldsDropped(fields));
-            }
-            if fields == TAINTS {
-                self.keeps_taints = false;
-                self.write_after(BAD_NEWS_AFTER, now);
-            }
-        }
+        dropped(&sent.spec, &answer.spec).into_iter().for_each(|fields| self.lose(fields, now));
         let (sent, returned) = (sent.spec.clone(), answer.spec.clone());
         self.answers.insert(answer.metadata.name.clone(), Answer { sent, returned });
         self.mirror.wrote(answer);
@@ -337,10 +327,10 @@ impl Publisher {
     }
 
     /// The slices as they are written: without devices that the API server refuses.
-    fn pools(&self) -> BTreeMap<String, Devices> {
+    fn pools(&self) -> BTreeMap<String, Contents> {
         let Some(layout) = &self.layout else { return BTreeMap::new() };
         let mut pools = BTreeMap::new();
-        for (pool, mut slices) in layout.pools(self.keeps_taints) {
+        for (pool, mut slices) in layout.pools(self.keeps(TAINTS)) {
             for (index, devices) in &mut slices {
                 let written = std::mem::take(devices).into_iter().filter_map(|device| {
                     if !self.refusals.leaves_out(pool, *index, &device) {
@@ -352,7 +342,8 @@ impl Publisher {
                 });
                 *devices = written.collect();
             }
-            pools.insert(pool.to_owned(), slices);
+            let contents = layout.contents(pool, slices, self.keeps(COUNTERS));
+            pools.insert(pool.to_owned(), contents);
         }
         pools
     }
@@ -377,7 +368,8 @@ impl Publisher {
         let Some(layout) = layout.filter(|it| offer.is_some() || it.has_claims()) else { return };
         for slice in self.mirror.slices() {
             let pool = &slice.spec.pool.name;
-            if let Some(index) = self.node.slice_index(pool, &slice.metadata.name) {
+            let index = self.node.slice_index(pool, &slice.metadata.name);
+            if let Some(index) = index.filter(|index| *index < counters::FIRST) {
                 let offered = offer.and_then(|offer| offer.pools.get(pool));
                 layout.adopt(pool, index, &slice.spec.devices, offered);
             }

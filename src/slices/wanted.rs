@@ -4,6 +4,7 @@
 //! A device stays in its slice while it is published, so most changes touch one slice. A device
 //! that a claim holds is published for as long as the claim holds it, even if it is absent.
 
+pub(super) mod counters;
 mod taints;
 
 use super::api::object;
@@ -159,7 +160,8 @@ impl Layout {
         let mut newest: BTreeMap<(&str, u32), &ResourceSlice> = BTreeMap::new();
         for slice in slices {
             let pool = &slice.spec.pool;
-            let Some(index) = node.slice_index(&pool.name, &slice.metadata.name) else { continue };
+            let index = node.slice_index(&pool.name, &slice.metadata.name);
+            let Some(index) = index.filter(|index| *index < counters::FIRST) else { continue };
             let known = newest.entry((&pool.name, index)).or_insert(slice);
             if known.spec.pool.generation < pool.generation {
                 *known = slice;
@@ -270,9 +272,10 @@ impl Layout {
     pub fn objects(&self) -> Vec<ResourceSlice> {
         let mut objects = Vec::new();
         for (pool, slices) in self.pools(true) {
+            let slices = self.contents(pool, slices, true);
             let count = slices.len();
-            for (index, devices) in slices {
-                objects.push(object(&self.node, pool, index, 1, count, devices));
+            for (index, content) in slices {
+                objects.push(object(&self.node, pool, index, 1, count, content));
             }
         }
         objects
@@ -364,7 +367,8 @@ fn order(device: &api::Device) -> (String, String) {
 
 /// A device that a claim holds and the inventory no longer has.
 fn absent(device: &api::Device) -> api::Device {
-    api::Device { taints: vec![taints::absent()], ..device.clone() }
+    let taints = vec![taints::absent()];
+    api::Device { taints, consumes_counters: Vec::new(), ..device.clone() }
 }
 
 #[cfg(test)]

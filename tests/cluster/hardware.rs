@@ -12,7 +12,7 @@ use crate::{SOON, say, wait_for};
 use holdfast::lab::sim::hardware::GPUS;
 use serde_json::json;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Once;
 
@@ -70,12 +70,18 @@ fn make(root: &Path) {
     gpus::make_node(&root.join("dev/counted"), 240, 4);
 }
 
-/// Starts the daemon on the made node, which the first test with it makes.
-pub(crate) fn daemon(cluster: &mut Cluster) -> Daemon {
+/// The root of the made node, which the first test with it makes.
+pub(crate) fn made(cluster: &Cluster) -> PathBuf {
     static MADE: Once = Once::new();
 
     let root = cluster.dir.join("host");
     MADE.call_once(|| make(&root));
+    root
+}
+
+/// Starts the daemon on the made node.
+pub(crate) fn daemon(cluster: &mut Cluster) -> Daemon {
+    let root = made(cluster);
     let credentials = kubeconfig(&cluster.dir, "kubelet");
     let resources = resources(&cluster.dir);
     let daemon = Daemon::launch(cluster, &root, &credentials, &resources);

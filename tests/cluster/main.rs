@@ -27,6 +27,7 @@ mod holders;
 mod node;
 mod objects;
 mod outages;
+mod parts;
 mod pki;
 mod plane;
 mod racing;
@@ -128,6 +129,7 @@ tests! {
     two_pods_share_a_claim: holders::two_pods_share_a_claim,
     the_next_pod_starts_after_the_end_of_a_forcibly_deleted_one: holders::force_delete,
     a_gpu_and_a_network_function_have_the_same_root: hardware::the_same_root,
+    a_claim_has_a_whole_or_other_claims_have_its_parts: parts::a_whole_or_its_parts_run,
     claims_for_the_drivers_of_vendors_get_devices: vendors::claims_for_their_drivers,
     a_kubelet_may_be_killed_during_prepare: outages::killed_kubelet,
     claims_survive_a_reboot: outages::reboot,

@@ -59,22 +59,27 @@ pub(crate) fn are_accepted_unchanged(cluster: &mut Cluster) {
     let Some(captures) = archive::captures() else { return };
     let config = cluster.dir.join("captures.toml");
     let resources = CLASSES.map(resource).concat();
-    let (mut slices, mut devices) = (0, 0);
+    let (mut slices, mut devices, mut sets) = (0, 0, 0);
     for capture in captures {
+        let wholes = wholes(&capture.root);
         for vendors in [false, true] {
             let dra = format!("[dra]\nenabled = true\nvendor_attributes = {vendors}\n");
-            fs::write(&config, dra + &resources).unwrap();
+            fs::write(&config, dra + &wholes + &resources).unwrap();
             for slice in discovered(&capture.root, &config) {
                 let accepted = cluster.api.create(SLICES, &slice);
                 assert_eq!(spec(&accepted), spec(&slice), "{} was changed", capture.name);
                 slices += 1;
                 devices += slice["spec"]["devices"].as_array().map_or(0, Vec::len);
+                sets += slice["spec"]["sharedCounters"].as_array().map_or(0, Vec::len);
                 cluster.api.delete(&format!("{SLICES}/{}", text_of(&accepted, "name")), None);
             }
         }
     }
     assert!(slices > 0 && devices > 0, "the captures have no device for claims");
-    say(format_args!("{slices} slices with {devices} devices are accepted unchanged"));
+    assert!(sets > 0, "no captured machine has a physical function with virtual functions");
+    say(format_args!(
+        "{slices} slices with {devices} devices and {sets} sets of counters are accepted unchanged"
+    ));
 }
 
 /// A resource with all devices of a class; two pods may have each GPU.
@@ -85,15 +90,36 @@ fn resource(class: &str) -> String {
     )
 }
 
+/// A resource for each physical function with virtual functions, which are parts of it.
+fn wholes(root: &Path) -> String {
+    let found = discover(root, &["--all"]);
+    let all = found["devices"].as_array().unwrap().iter();
+    let wholes = all.filter(|device| device["vfs"].as_array().is_some_and(|vfs| !vfs.is_empty()));
+    let resource = |(number, whole): (usize, &Value)| {
+        let class = whole["class"].as_str().filter(|class| CLASSES.contains(class))?;
+        let address = &whole["pci_address"];
+        Some(format!(
+            "[[resource]]\nname = \"example.com/whole-{number}\"\nclass = \"{class}\"\napi = \"dra\"\nselect = {{ address = [{address}] }}\n"
+        ))
+    };
+    wholes.enumerate().filter_map(resource).collect()
+}
+
 /// The slices of a captured machine.
 fn discovered(root: &Path, config: &Path) -> Vec<Value> {
-    let mut discover = Command::new(binary());
-    discover.arg("--host-root").arg(root).arg("--config").arg(config);
-    discover.args(["--state-dir", "/nonexistent", "discover", "--slices"]);
-    let output = discover.args(["--node-name", "captured", "-o", "json"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let list: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let config = ["--config", config.to_str().unwrap()];
+    let options = ["--slices", "--node-name", "captured"];
+    let list = discover(root, &[&options[..], &config[..]].concat());
     list["items"].as_array().unwrap().clone()
+}
+
+/// What `discover` finds on a captured machine.
+fn discover(root: &Path, options: &[&str]) -> Value {
+    let mut discover = Command::new(binary());
+    discover.arg("--host-root").arg(root).args(["--state-dir", "/nonexistent", "discover"]);
+    let output = discover.args(options).args(["-o", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 pub(crate) fn return_after_a_wipe(cluster: &mut Cluster) {

@@ -52,6 +52,9 @@ pub fn violations(device: &api::Device) -> Vec<String> {
     found.extend(
         values.filter_map(|(key, value)| Some(format!("`{key}`: {}", refused_value(value)?))),
     );
+    if device.consumes_counters.len() > limits::CONSUMED_SETS {
+        found.push("more than 2 sets of counters".to_owned());
+    }
     if device.taints.len() > limits::TAINTS {
         found.push("more than 16 taints".to_owned());
     }

@@ -74,8 +74,8 @@ pub enum Action {
 /// What an operator should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
-    /// The API server drops these fields of devices: their feature is off there. Without taints a
-    /// device that must not be used is left out.
+    /// The API server drops these fields of slices: their feature is off there. Without taints a
+    /// device that must not be used is left out. Without counters nothing is.
     FieldsDropped(&'static str),
     /// The API server refuses a device. It is not published until it changes.
     DeviceRefused {

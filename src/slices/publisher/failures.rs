@@ -1,9 +1,9 @@
 //! What the publisher does when the API server refuses a request, or drops fields of an object.
 
-use super::super::api;
+use super::super::api::{self, Spec};
 use super::plan::Write;
 use super::refusals::{Found, Place};
-use super::{Cause, Failure, Publisher, Report, Request};
+use super::{BAD_NEWS_AFTER, Cause, Failure, Publisher, Report, Request};
 use std::time::Duration;
 
 /// The pause after a refusal that another try does not change.
@@ -13,6 +13,8 @@ const CONFLICTS_MAX: u32 = 3;
 
 /// A field whose loss changes what is published.
 pub(super) const TAINTS: &str = "taints";
+/// Another one: without counters, the scheduler may give a whole and its parts to several claims.
+pub(super) const COUNTERS: &str = "counters";
 
 impl Publisher {
     /// The request that was sent has failed.
@@ -45,7 +47,7 @@ impl Publisher {
                 self.list_at = now;
             }
             (Some(422), Some(Write::Create(slice, place) | Write::Update(slice, place))) => {
-                if !self.learned(&slice.spec.devices, place, failure, now) {
+                if !self.learned(&slice.spec, place, failure, now) {
                     self.refused(write.as_ref(), failure, now);
                 }
             }
@@ -63,6 +65,21 @@ impl Publisher {
         }
     }
 
+    /// Whether the API server keeps these fields, as far as is known.
+    pub(super) fn keeps(&self, fields: &'static str) -> bool {
+        !self.dropped.contains(fields)
+    }
+
+    /// Learns that the API server drops these fields.
+    pub(super) fn lose(&mut self, fields: &'static str, now: Duration) {
+        if self.dropped.insert(fields) {
+            self.reports.push(Report::FieldsDropped(fields));
+        }
+        if [TAINTS, COUNTERS].contains(&fields) {
+            self.write_after(BAD_NEWS_AFTER, now);
+        }
+    }
+
     /// The next try waits, since nothing has changed.
     fn refused(&mut self, write: Option<&Write>, failure: &Failure, now: Duration) {
         let retry_after = failure.retry_after.unwrap_or_default().max(REFUSED_FOR);
@@ -77,13 +94,16 @@ impl Publisher {
 
     /// Learns from a refused slice which devices to leave out. Returns whether the next write is
     /// another one.
-    fn learned(
-        &mut self,
-        sent: &[api::Device],
-        place: &Place,
-        failure: &Failure,
-        now: Duration,
-    ) -> bool {
+    fn learned(&mut self, sent: &Spec, place: &Place, failure: &Failure, now: Duration) -> bool {
+        // Kubernetes 1.34 wants them in the slices of the devices.
+        let is_of_counters = |cause: &Cause| cause.field.contains("Counters");
+        let is_about_them =
+            !sent.shared_counters.is_empty() || failure.causes.iter().any(is_of_counters);
+        if is_about_them && self.keeps(COUNTERS) {
+            self.lose(COUNTERS, now);
+            return true;
+        }
+        let sent = &sent.devices;
         let named: Vec<(&api::Device, &Cause)> = failure
             .causes
             .iter()
@@ -118,7 +138,7 @@ impl Publisher {
     pub(super) fn narrowed(&mut self, found: &Found, place: &Place, now: Duration) {
         let Found::Device(name) = found else { return };
         let device = self.layout.as_ref().and_then(|layout| {
-            let mut pools = layout.pools(self.keeps_taints);
+            let mut pools = layout.pools(self.keeps(TAINTS));
             let (_, slices) = pools.find(|(pool, _)| *pool == place.0)?;
             slices.into_values().flatten().find(|device| device.name == *name)
         });
@@ -128,7 +148,8 @@ impl Publisher {
         }
     }
 
-    fn refuse(&mut self, pool: &str, device: api::Device, why: &str, now: Duration) {
+    fn refuse(&mut self, pool: &str, mut device: api::Device, why: &str, now: Duration) {
+        device.consumes_counters.clear();
         self.reports.push(Report::DeviceRefused {
             pool: pool.to_owned(),
             device: device.name.clone(),
@@ -148,11 +169,14 @@ fn index_of(field: &str) -> Option<usize> {
 }
 
 /// The kinds of fields that were sent and did not come back.
-pub(super) fn dropped(sent: &[api::Device], returned: &[api::Device]) -> Vec<&'static str> {
-    let of = |device: &api::Device| returned.iter().find(|it| it.name == device.name);
+pub(super) fn dropped(sent: &Spec, returned: &Spec) -> Vec<&'static str> {
+    let of = |device: &api::Device| returned.devices.iter().find(|it| it.name == device.name);
     let any = |is_lost: fn(&api::Device, &api::Device) -> bool| {
-        sent.iter().any(|device| of(device).is_none_or(|returned| is_lost(device, returned)))
+        let mut sent = sent.devices.iter();
+        sent.any(|device| of(device).is_none_or(|returned| is_lost(device, returned)))
     };
+    let counters = sent.shared_counters.len() > returned.shared_counters.len()
+        || any(|sent, returned| sent.consumes_counters.len() > returned.consumes_counters.len());
     let taints = any(|sent, returned| {
         sent.taints.iter().any(|taint| !returned.taints.iter().any(|it| it.is_like(taint)))
     });
@@ -161,6 +185,11 @@ pub(super) fn dropped(sent: &[api::Device], returned: &[api::Device]) -> Vec<&'s
     });
     let capacity =
         any(|sent, returned| sent.capacity.keys().any(|it| !returned.capacity.contains_key(it)));
-    let kinds = [(taints, TAINTS), (attributes, "attributes"), (capacity, "capacity")];
+    let kinds = [
+        (taints, TAINTS),
+        (counters, COUNTERS),
+        (attributes, "attributes"),
+        (capacity, "capacity"),
+    ];
     kinds.into_iter().filter_map(|(is_lost, kind)| is_lost.then_some(kind)).collect()
 }

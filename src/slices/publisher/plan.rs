@@ -13,8 +13,8 @@ use super::mirror::Mirror;
 use super::refusals::Place;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The devices of the slices of one pool.
-pub(super) type Devices = BTreeMap<u32, Vec<api::Device>>;
+/// The slices of one pool by number, each with its devices or counters.
+pub(super) type Contents = BTreeMap<u32, Spec>;
 
 /// What was last written to an object, and what the API server made of it. A server drops fields of
 /// features that are off. Such a difference is no reason for another write.
@@ -73,7 +73,7 @@ pub(super) struct Plan<'a> {
 
 impl Plan<'_> {
     /// The next write that these pools need; `None` if the API server has them.
-    pub(super) fn next(&self, pools: &BTreeMap<String, Devices>) -> Option<Write> {
+    pub(super) fn next(&self, pools: &BTreeMap<String, Contents>) -> Option<Write> {
         let of_pools = pools.iter().find_map(|(pool, wanted)| self.next_of_pool(pool, wanted));
         of_pools.or_else(|| {
             let mut all = self.mirror.slices();
@@ -82,7 +82,7 @@ impl Plan<'_> {
         })
     }
 
-    fn next_of_pool(&self, pool: &str, wanted: &Devices) -> Option<Write> {
+    fn next_of_pool(&self, pool: &str, wanted: &Contents) -> Option<Write> {
         let all = || self.mirror.slices().filter(|slice| slice.spec.pool.name == pool);
         let mut present: BTreeMap<u32, &ResourceSlice> = BTreeMap::new();
         let mut obsolete: Vec<&ResourceSlice> = Vec::new();
@@ -107,9 +107,9 @@ impl Plan<'_> {
                 && slice.spec.pool.resource_slice_count == count
                 && self.holds(slice, &wanted[&index])
         };
-        let devices = |index: u32| wanted[&index].clone();
+        let content = |index: u32| wanted[&index].clone();
         let written =
-            |index: u32| object(self.node, pool, index, generation, wanted.len(), devices(index));
+            |index: u32| object(self.node, pool, index, generation, wanted.len(), content(index));
         let place = |index: u32| (pool.to_owned(), index);
         if let Some(index) = wanted.keys().find(|index| !present.contains_key(index)) {
             let mut slice = written(*index);
@@ -136,7 +136,7 @@ impl Plan<'_> {
     fn generation<'a>(
         &self,
         pool: &str,
-        wanted: &Devices,
+        wanted: &Contents,
         present: &BTreeMap<u32, &ResourceSlice>,
         all: impl Iterator<Item = &'a ResourceSlice>,
         count: i64,
@@ -149,13 +149,12 @@ impl Plan<'_> {
         if same_count && stale <= 1 { newest } else { newest.saturating_add(1) }
     }
 
-    /// Whether an object has the devices, or what the API server made of them.
-    fn holds(&self, slice: &ResourceSlice, devices: &[api::Device]) -> bool {
-        let wanted = Spec { devices: devices.to_vec(), ..Spec::default() };
-        slice.spec.has_devices_like(&wanted)
+    /// Whether an object has this content, or what the API server made of it.
+    fn holds(&self, slice: &ResourceSlice, wanted: &Spec) -> bool {
+        slice.spec.has_content_like(wanted)
             || self.answers.get(&slice.metadata.name).is_some_and(|answer| {
-                answer.sent.has_devices_like(&wanted)
-                    && answer.returned.has_devices_like(&slice.spec)
+                answer.sent.has_content_like(wanted)
+                    && answer.returned.has_content_like(&slice.spec)
             })
     }
 }
@@ -177,12 +176,12 @@ fn keep_times(devices: &mut [api::Device], former: &[api::Device]) {
 fn waits_for_another(
     index: u32,
     slice: &ResourceSlice,
-    wanted: &Devices,
+    wanted: &Contents,
     present: &BTreeMap<u32, &ResourceSlice>,
 ) -> bool {
     let has = |devices: &[api::Device], name: &str| devices.iter().any(|it| it.name == name);
     slice.spec.devices.iter().any(|device| {
-        let home = wanted.iter().find(|(_, devices)| has(devices, &device.name));
+        let home = wanted.iter().find(|(_, content)| has(&content.devices, &device.name));
         home.is_some_and(|(home, _)| {
             let is_there =
                 present.get(home).is_some_and(|slice| has(&slice.spec.devices, &device.name));

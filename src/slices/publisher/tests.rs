@@ -2,6 +2,7 @@
 
 use super::super::DRIVER;
 use super::super::api::{Attribute, Device, NO_SCHEDULE, ResourceSlice, Taint};
+use super::super::attributes::PCI_BUS_ID;
 use super::*;
 use crate::domain::DraName;
 use proptest::prelude::*;
@@ -76,6 +77,9 @@ struct Server {
     events: VecDeque<Event>,
     faults: VecDeque<Fault>,
     drops_taints: bool,
+    drops_counters: bool,
+    /// It wants counters in the slices of their devices (Kubernetes 1.34).
+    wants_counters_together: bool,
     /// Devices that it refuses, and whether it names them.
     refuses: BTreeSet<String>,
     names_refused: bool,
@@ -104,6 +108,12 @@ impl Server {
             if self.drops_taints {
                 device.taints.clear();
             }
+            if self.drops_counters {
+                device.consumes_counters.clear();
+            }
+        }
+        if self.drops_counters {
+            slice.spec.shared_counters.clear();
         }
         self.slices.insert(slice.metadata.name.clone(), slice.clone());
         self.events.push_back(Event::Changed(slice.clone()));
@@ -127,6 +137,17 @@ impl Server {
     }
 
     fn refusal(&self, slice: &ResourceSlice) -> Option<Event> {
+        let consumes = |it: &Device| !it.consumes_counters.is_empty();
+        let consumer = slice.spec.devices.iter().position(consumes);
+        if let Some(at) = consumer.filter(|_| self.wants_counters_together) {
+            let field = format!("spec.devices[{at}].consumesCounters[0].counterSet");
+            let causes = vec![Cause { field, message: "must exist".into() }];
+            return Some(Event::Failed(Failure {
+                status: Some(422),
+                causes,
+                ..Failure::default()
+            }));
+        }
         let at = slice.spec.devices.iter().position(|it| self.refuses.contains(&it.name))?;
         let cause =
             Cause { field: format!("spec.devices[{at}].attributes[x]"), message: "bad".into() };
@@ -184,7 +205,7 @@ impl Server {
     }
 
     /// The devices that the scheduler uses: those of the pool's newest generation. `None` if that
-    /// is incomplete, or if a name is there twice.
+    /// is incomplete, if a name is there twice, or if a device consumes a set that is not there.
     fn scheduled(&self) -> Option<BTreeMap<String, Device>> {
         let of_pool = || self.slices.values().filter(|slice| slice.spec.pool.name == POOL);
         let Some(newest) = of_pool().map(|slice| slice.spec.pool.generation).max() else {
@@ -194,11 +215,15 @@ impl Server {
             of_pool().filter(|slice| slice.spec.pool.generation == newest).collect();
         let count = i64::try_from(slices.len()).unwrap();
         let mut devices = BTreeMap::new();
+        let sets = slices.iter().flat_map(|slice| &slice.spec.shared_counters);
+        let sets: BTreeSet<&str> = sets.map(|set| set.name.as_str()).collect();
         for slice in slices {
             if slice.spec.pool.resource_slice_count != count {
                 return None;
             }
             for device in &slice.spec.devices {
+                let mut consumed = device.consumes_counters.iter();
+                consumed.all(|it| sets.contains(&*it.counter_set)).then_some(())?;
                 devices.insert(device.name.clone(), device.clone()).is_none().then_some(())?;
             }
         }
@@ -549,6 +574,87 @@ fn a_server_that_drops_taints_has_no_tainted_device() {
     assert_eq!(scheduled.values().filter(|it| !it.taints.is_empty()).count(), 2);
 }
 
+/// The devices of an offer as adapters: each tenth is the physical function of the next nine.
+fn with_parts(mut offer: Offer) -> Offer {
+    for (at, device) in offer.pools.values_mut().flatten() {
+        let number: usize = at[1..].parse().unwrap();
+        let mut text = |key: &str, number| {
+            device.attributes.insert(key.to_owned(), Attribute::text(name(number)))
+        };
+        text(PCI_BUS_ID, number);
+        if number % 10 > 0 {
+            text("pf", number - number % 10);
+        }
+        device.attributes.insert("shared".to_owned(), Attribute::Bool(false));
+    }
+    offer
+}
+
+/// How many devices consume counters, as the scheduler sees them, and how many sets there are.
+fn counted(world: &World) -> (usize, usize) {
+    let scheduled = world.server.scheduled().expect("a complete pool");
+    let consumers = scheduled.values().filter(|it| !it.consumes_counters.is_empty()).count();
+    let sets = world.server.slices.values().map(|slice| slice.spec.shared_counters.len());
+    (consumers, sets.sum())
+}
+
+#[test]
+fn a_whole_that_comes_and_leaves_is_counted_with_its_parts() {
+    let mut world = World::with(with_parts(offer(&[21, 22, 30, 31], &[], &[])));
+    assert_eq!(counted(&world), (2, 1), "the whole of 21 and 22 is not there");
+    world.on(Event::Offered(with_parts(offer(&[20, 21, 22, 30, 31], &[], &[]))));
+    world.settle();
+    assert_eq!(counted(&world), (5, 2));
+    // Another instance finds it as it is.
+    let mut next = World { server: world.server, ..World::new() };
+    let writes = next.server.writes.len();
+    next.on(Event::Offered(with_parts(offer(&[20, 21, 22, 30, 31], &[], &[]))));
+    next.settle();
+    assert_eq!(next.server.writes.len(), writes, "nothing has changed");
+    // A whole that a claim holds counts although it is absent.
+    next.on(Event::Offered(with_parts(offer(&[21, 22], &[], &[20]))));
+    next.settle();
+    assert_eq!(counted(&next), (3, 1));
+    next.on(Event::Offered(with_parts(offer(&[21, 22], &[], &[]))));
+    next.settle();
+    assert_eq!((counted(&next), next.server.slices.len()), ((0, 0), 1));
+}
+
+#[test]
+fn a_server_without_counters_gets_the_devices_alone() {
+    for is_refused in [false, true] {
+        let mut world = World::new();
+        world.server.drops_counters = !is_refused;
+        world.server.wants_counters_together = is_refused;
+        world.on(Event::Offered(with_parts(offer(&[10, 11, 12], &[], &[]))));
+        world.settle();
+        assert_eq!((world.names().len(), counted(&world)), (3, (0, 0)));
+        assert_eq!(world.server.slices.len(), 1, "no slice without devices is left");
+        assert_eq!(world.reports, [Report::FieldsDropped("counters")]);
+        let writes = world.server.writes.len();
+        world.run(Duration::from_secs(3600));
+        assert_eq!(world.server.writes.len(), writes, "no loop");
+        world.server.drops_counters = false;
+        world.server.wants_counters_together = false;
+        world.on(Event::ServerChanged);
+        world.settle();
+        assert_eq!(counted(&world), (3, 1));
+    }
+}
+
+#[test]
+fn a_refused_whole_leaves_parts_without_counters() {
+    for names_refused in [false, true] {
+        let mut world = World::new();
+        world.server.refuses = [name(10)].into();
+        world.server.names_refused = names_refused;
+        world.on(Event::Offered(with_parts(offer(&[10, 11, 20, 21], &[], &[]))));
+        world.settle();
+        assert_eq!(world.names(), ["d011", "d020", "d021"], "{names_refused}");
+        assert_eq!(counted(&world), (2, 1));
+    }
+}
+
 #[test]
 fn two_writers_make_a_truce() {
     let mut world = World::with(offer(&[1, 2], &[], &[]));
@@ -677,7 +783,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// Carries out one step. The claims are of devices that are published and offered.
-fn carry_out(world: &mut World, step: Step, last: &mut Option<Offer>) {
+fn carry_out(world: &mut World, step: Step, last: &mut Option<Offer>, has_parts: bool) {
     match step {
         Step::Offer(all, bad, held) => {
             let all: Vec<usize> = all.into_iter().collect();
@@ -686,6 +792,7 @@ fn carry_out(world: &mut World, step: Step, last: &mut Option<Offer>) {
             let held = held.into_iter().filter(|it| published.contains(&name(*it)));
             let offer =
                 offer(&all, &bad.into_iter().collect::<Vec<_>>(), &held.collect::<Vec<_>>());
+            let offer = if has_parts { with_parts(offer) } else { offer };
             *last = Some(offer.clone());
             world.on(Event::Offered(offer));
         }
@@ -724,12 +831,18 @@ proptest! {
     /// After any history with faults, the server has what is offered, and each pool is complete.
     /// No write removes a device that a claim holds, and the pace is kept.
     #[test]
-    fn any_history_ends_with_the_offered_slices(steps in steps(), drops_taints: bool) {
+    fn any_history_ends_with_the_offered_slices(
+        steps in steps(),
+        drops_taints: bool,
+        drops_counters: bool,
+        has_parts: bool,
+    ) {
         let mut world = World::new();
         world.server.drops_taints = drops_taints;
+        world.server.drops_counters = drops_counters;
         let mut last = None;
         for step in steps {
-            carry_out(&mut world, step, &mut last);
+            carry_out(&mut world, step, &mut last, has_parts);
         }
         world.server.faults.clear();
         let Some(last) = last else { return Ok(()) };
@@ -739,7 +852,14 @@ proptest! {
             last.pools.get(POOL).cloned().unwrap_or_default();
         let scheduled = world.server.scheduled();
         prop_assert!(scheduled.is_some(), "incomplete: {:#?}", world.server.slices);
-        let scheduled = scheduled.unwrap();
+        let mut scheduled = scheduled.unwrap();
+        for (name, device) in &mut scheduled {
+            // A virtual function may be without its physical one.
+            let is_whole = name.ends_with('0');
+            let expected = usize::from(has_parts && !drops_counters && !is_whole);
+            let consumed = std::mem::take(&mut device.consumes_counters).len();
+            prop_assert!(is_whole || consumed <= expected, "{} consumes {}", name, consumed);
+        }
         if drops_taints {
             wanted.retain(|name, it| it.taints.is_empty() || world.claimed.contains(name));
             wanted.values_mut().for_each(|it| it.taints.clear());

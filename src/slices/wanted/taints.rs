@@ -2,7 +2,7 @@
 //! evicted.
 
 use super::super::DRIVER;
-use super::super::api::{NO_EXECUTE, NO_SCHEDULE, Taint};
+use super::super::api::{Device, NO_EXECUTE, NO_SCHEDULE, Taint};
 use super::super::attributes::is_label_value;
 use super::{Candidate, Inputs, Offer};
 use crate::domain::{DraName, InSlice, Reason, Verdict};
@@ -49,6 +49,12 @@ pub(super) fn of(inputs: &Inputs<'_>, candidate: &Candidate<'_>) -> Vec<Taint> {
         InSlice::Offered | InSlice::Absent => {}
     }
     taints
+}
+
+/// Whether a container holds the device by the device plugin.
+pub(super) fn is_held_by_container(device: &Device) -> bool {
+    let held = taint(HELD, DEVICE_PLUGIN, "");
+    device.taints.iter().any(|it| (&it.key, &it.value) == (&held.key, &held.value))
 }
 
 fn taint(reason: &str, value: &str, effect: &str) -> Taint {
