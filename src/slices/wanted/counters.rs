@@ -2,8 +2,8 @@
 //! or a GPU that a claim holds and the MIG instances that it was cut into.
 //!
 //! A whole with parts has a set of counters (KEP-4815, by default from Kubernetes 1.36 on). The
-//! whole consumes the set, and a part a little of it. So the scheduler gives the whole only while no
-//! part is allocated, and parts only while the whole is not. A toleration does not change that.
+//! whole consumes the set, and a part a little of it. So the scheduler gives the whole only while
+//! no part is allocated, and parts only while the whole is not. A toleration does not change that.
 //!
 //! Counters follow from the published devices alone, so they are added where a slice is written.
 //! The scheduler does not know what containers hold by the device plugin: the set lacks that.
@@ -19,8 +19,8 @@ pub(in crate::slices) const FIRST: u32 = 1000;
 
 /// The one counter of a set.
 const COUNTER: &str = "parts";
-/// What a whole consumes, while a part consumes 1. A physical function has no more virtual
-/// functions (`TotalVFs` of PCI Express has 16 bits), so the number of parts does not matter.
+/// What a whole consumes, while a part consumes 1. It is the largest number of virtual functions
+/// (`TotalVFs` of PCI Express has 16 bits), so the number of parts does not matter.
 const WHOLE: u64 = u16::MAX as u64;
 
 impl Layout {
@@ -86,8 +86,8 @@ fn wholes(slices: &Slices) -> BTreeMap<String, String> {
     wholes
 }
 
-/// What a device consumes of which sets: at most its own as a whole, and those of its function and
-/// of its physical function as a part. A part is no whole, so there are at most two.
+/// The sets that a device consumes, and how much: at most its own as a whole, and those of its
+/// function and of its physical function as a part. A part is no whole, so there are at most two.
 fn consumed<'a>(
     device: &Device,
     wholes: &'a BTreeMap<String, String>,
