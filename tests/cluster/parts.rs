@@ -17,7 +17,7 @@ use std::time::Instant;
 /// The physical function of the second adapter, two of its virtual ones, and one of the first.
 const PF: &str = "0000:9e:00.0";
 const VFS: [&str; 2] = ["0000:9e:00.1", "0000:9e:00.2"];
-const OTHER_VF: &str = "0000:18:00.1";
+const OTHER_VF: &str = "0000:1c:00.1";
 /// The id of a GPU, and its number.
 const GPU: (&str, usize) = ("GPU-5ca1ab1e-0000-4000-8000-000000000006", 6);
 /// The major number of the nodes of its MIG instances, which no driver here has.

@@ -582,7 +582,7 @@ fn with_parts(mut offer: Offer) -> Offer {
             device.attributes.insert(key.to_owned(), Attribute::text(name(number)))
         };
         text(PCI_BUS_ID, number);
-        if number % 10 > 0 {
+        if !number.is_multiple_of(10) {
             text("pf", number - number % 10);
         }
         device.attributes.insert("shared".to_owned(), Attribute::Bool(false));
