@@ -20,7 +20,6 @@ mod daemon_set;
 mod handover;
 mod health;
 mod ledger;
-mod network;
 mod node;
 mod pods;
 #[path = "../common/real/mod.rs"]
@@ -30,13 +29,12 @@ mod recording;
 mod shipped;
 #[path = "../common/systemd.rs"]
 mod systemd;
-mod timeline;
 mod timelines;
 mod view;
 
 use daemon::Daemon;
 use node::Node;
-use real::{image, sandbox, say, wait_for};
+use real::{network, sandbox, say, timeline, wait_for};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -108,7 +106,7 @@ fn the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set() {
     let Some(kubelet) = kubelet() else { return };
     match sandbox::work_dir() {
         None => {
-            if let Some(what) = shipped::missing() {
+            if let Some(what) = real::shipped::missing() {
                 return say(format_args!(
                     "SKIPPED: the image and the DaemonSet were not tested: {what}"
                 ));
@@ -117,7 +115,7 @@ fn the_image_serves_a_real_kubelet_in_the_pod_of_the_daemon_set() {
         }
         Some(dir) => {
             sandbox::furnish(&dir);
-            let Some(image) = shipped::image(&dir) else { return };
+            let Some(image) = real::shipped::image(&dir) else { return };
             network::write(&dir);
             let node = Node::start(&dir, &kubelet);
             node.import(&image);

@@ -1,6 +1,6 @@
 //! Static pods: their manifests, and their state as the kubelet reports it.
 
-use crate::image::BUSYBOX;
+use crate::real::image::BUSYBOX;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;

@@ -8,8 +8,11 @@ pub(crate) mod binary;
 pub(crate) mod containerd;
 pub(crate) mod gpus;
 pub(crate) mod image;
+pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod sandbox;
+pub(crate) mod shipped;
+pub(crate) mod timeline;
 
 use std::io::Write;
 use std::time::{Duration, Instant};
