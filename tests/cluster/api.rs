@@ -136,6 +136,13 @@ impl Api {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// Deletes what makes pods, as an administrator.
+    pub(crate) fn delete_controllers(&self) {
+        let all = ["delete", "daemonsets,replicasets", "--all", "--all-namespaces"];
+        let output = self.kubectl("admin", &all, "");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// The answer of a server that may be busy.
     fn request(&self, method: &str, path: &str, kind: &str, body: &str) -> (u16, String) {
         wait_for(&format!("{method} {path}"), SOON, || self.ask(method, path, kind, body))

@@ -82,6 +82,7 @@ impl Cluster {
             self.node.start_kubelet();
         }
         self.api.delete_rights();
+        self.api.delete_controllers();
         for (path, grace) in [(ALL_PODS, Some(0)), (CLAIMS, None), (SLICES, None)] {
             for object in self.api.list(path) {
                 let name = text_of(&object, "name");

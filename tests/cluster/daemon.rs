@@ -1,7 +1,7 @@
 //! The daemon under test, and its verbs.
 
 use crate::cluster::Cluster;
-use crate::node::{NODE, PLUGIN_DEVICE};
+use crate::node::{self, NODE, PLUGIN_DEVICE};
 use crate::pki::kubeconfig;
 use crate::real::binary::{as_in_unit, binary};
 use crate::real::process::Process;
@@ -104,6 +104,15 @@ impl Daemon {
         });
     }
 
+    /// Kills the daemon and the node, and starts the daemon again, before the kubelet.
+    pub(crate) fn reboot(&mut self, cluster: &mut Cluster) {
+        let run = self.dir.join("run");
+        self.kill_and_start(|| {
+            cluster.node.reboot();
+            node::empty(&run);
+        });
+    }
+
     /// Kills the daemon and starts it again, after `between`.
     pub(crate) fn kill_and_start(&mut self, between: impl FnOnce()) {
         self.process.stop(Signal::SIGKILL);
@@ -158,28 +167,38 @@ impl Daemon {
         assert!(output.status.success(), "{verb:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// All live grants.
+    pub(crate) fn who(&self) -> Value {
+        wait_for("who answers", SOON, || self.ask(&["who"]))
+    }
+
+    /// The state of the daemon.
+    pub(crate) fn status(&self) -> Value {
+        wait_for("status answers", SOON, || self.ask(&["status"]))
+    }
+
     /// The grants of claims with this name, from `who`.
     pub(crate) fn holders(&self, claim: &str) -> Vec<Value> {
-        let who = wait_for("who answers", SOON, || self.ask(&["who"]));
+        let who = self.who();
         let grants = who["grants"].as_array().unwrap().iter();
         grants.filter(|grant| grant["claim"]["name"] == claim).cloned().collect()
     }
 
     /// The number of live grants of a resource, from `who`.
     pub(crate) fn held(&self, resource: &str) -> usize {
-        let who = wait_for("who answers", SOON, || self.ask(&["who"]));
+        let who = self.who();
         let grants = who["grants"].as_array().unwrap().iter();
         grants.filter(|grant| grant["resource"] == resource).count()
     }
 
     /// The problems of the driver, from `status`.
     pub(crate) fn problems(&self) -> Value {
-        wait_for("status answers", SOON, || self.ask(&["status"]))["dra_problems"].clone()
+        self.status()["dra_problems"].clone()
     }
 
     /// Why Events and the condition cannot be written, from `status`.
     pub(crate) fn not_reported(&self) -> Value {
-        wait_for("status answers", SOON, || self.ask(&["status"]))["not_reported"].clone()
+        self.status()["not_reported"].clone()
     }
 
     /// The whole status of the grants of a claim, from `history`.

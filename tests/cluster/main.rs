@@ -5,6 +5,10 @@
 //! newer, containerd 2). Without it each test is skipped with a message. It needs root and the
 //! Debian packages `runc busybox-static openssl iproute2`. `HOLDFAST_BIN` names another binary than
 //! the one just built, such as a release build: figures are compared with their limits only then.
+//! The tests of the DaemonSet also need `containernetworking-plugins python3 dpkg binutils` and the
+//! requirements of `packaging/image/build`; that of the chart needs `HOLDFAST_HELM_PYTHON`, a
+//! Python with helm-sdkpy. `HOLDFAST_ROLLOUTS`, `HOLDFAST_REBOOTS`, `HOLDFAST_PODS` and
+//! `HOLDFAST_FLEET` are numbers of rounds.
 //!
 //! The tests of one process share one control plane, which takes half a minute to start. The first
 //! one runs this binary again with the same arguments, in mount, network and process namespaces,
@@ -19,6 +23,8 @@ mod api;
 mod archive;
 mod cluster;
 mod daemon;
+mod daemon_set;
+
 mod figures;
 mod fleet;
 mod hardware;
@@ -44,7 +50,7 @@ mod upgrades;
 mod vendors;
 
 use cluster::Cluster;
-use real::{sandbox, say, wait_for};
+use real::{sandbox, say, shipped, wait_for};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
@@ -53,6 +59,8 @@ use std::time::Duration;
 
 /// The folder of the binaries.
 const VARIABLE: &str = "HOLDFAST_CLUSTER_BIN";
+/// Set inside: the archive of the image, which is built outside, where there is a network.
+const IMAGE: &str = "HOLDFAST_IMAGE";
 /// Programs that must be on the `PATH` too, and their Debian packages.
 const TOOLS: [(&str, &str); 2] = [("openssl", "openssl"), ("ip", "iproute2")];
 /// A limit against hanging, long enough for a busy machine and a repeated Prepare.
@@ -97,9 +105,15 @@ fn passed(binaries: PathBuf) -> &'static BTreeSet<String> {
             tools: &TOOLS,
             has_network: true,
         };
+        let built = tempfile::tempdir().unwrap();
+        let image = match shipped::missing() {
+            None => shipped::image(built.path()),
+            Some(_) => None,
+        };
         let (dir, has_succeeded) = sandbox.enter(|inside| {
             let same = std::env::args_os().skip(1);
-            inside.args(same).envs([("RUST_TEST_THREADS", "1"), ("RUST_TEST_NOCAPTURE", "1")])
+            inside.args(same).envs(image.map(|image| (IMAGE, image)));
+            inside.envs([("RUST_TEST_THREADS", "1"), ("RUST_TEST_NOCAPTURE", "1")])
         });
         let names = fs::read_dir(dir.path().join("passed")).into_iter().flatten();
         let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -144,6 +158,15 @@ tests! {
     pods_of_both_apis_race_for_devices: racing::both_apis,
     a_node_moves_between_the_apis_while_pods_come_and_go: racing::moves,
     upgrades_hurt_no_pod_of_either_api: racing::upgrades,
+    the_daemon_set_of_the_base_gives_pods_their_devices: daemon_set::rollouts::installed,
+    rollouts_hurt_no_pod_and_no_device: daemon_set::rollouts::under_churn,
+    a_daemon_set_is_deleted_and_made_again: daemon_set::lifecycle::made_again,
+    a_config_map_is_edited_in_place: daemon_set::lifecycle::edited,
+    a_node_is_drained_and_uncordoned: daemon_set::lifecycle::drained,
+    pods_are_evicted: daemon_set::lifecycle::evicted,
+    a_node_with_the_daemon_set_reboots: daemon_set::reboots::of_daemon_set,
+    a_node_with_the_service_reboots: daemon_set::reboots::of_service,
+    the_chart_is_installed_and_upgraded_by_helm: daemon_set::chart::by_helm,
     many_nodes_share_an_api_server: fleet::many_nodes,
     the_kubelet_calls_a_driver_as_recorded: timelines::on_the_real,
     prepare_takes_as_long_as_its_parts: figures::prepare,

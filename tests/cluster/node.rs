@@ -4,7 +4,7 @@ use crate::SOON;
 use crate::pki::kubeconfig;
 use crate::real::process::Process;
 use crate::real::sandbox::output;
-use crate::real::{containerd, gpus};
+use crate::real::{containerd, gpus, network};
 use crate::wait_for;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -49,8 +49,8 @@ resolvConf: ''
 logging: {verbosity: 3}
 ";
 
-/// Pods have the network of the node, so no plugin is ever called. Without a network the node would
-/// not be ready.
+/// Without plugins: the pods of most tests have the network of the node, so none is called. Without
+/// a network the node would not be ready.
 const NETWORK: &str =
     r#"{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}"#;
 
@@ -98,8 +98,11 @@ impl Node {
             .replace("DIR", dir.to_str().unwrap());
         fs::write(dir.join("kubelet.yaml"), config).unwrap();
         fs::create_dir_all(dir.join("cni")).unwrap();
-        fs::write(dir.join("cni/none.conflist"), NETWORK).unwrap();
-        let containerd = containerd::start(dir, Path::new("/opt/cni/bin"));
+        match network::plugins() {
+            Some(_) => network::write(dir),
+            None => fs::write(dir.join("cni/none.conflist"), NETWORK).unwrap(),
+        }
+        let containerd = start_containerd(dir);
         containerd::import_image(dir);
         let mut node = Node { dir: dir.to_owned(), containerd, kubelet: None, starts: 0 };
         node.start_kubelet();
@@ -114,6 +117,11 @@ impl Node {
 
     pub(crate) fn is_up(&self) -> bool {
         self.kubelet.is_some()
+    }
+
+    /// What the kubelet has logged since its start.
+    pub(crate) fn kubelet_log(&self) -> String {
+        self.kubelet.as_ref().map(Process::log_text).unwrap_or_default()
     }
 
     /// Starts the kubelet without waiting for it.
@@ -157,29 +165,38 @@ impl Node {
         }
         wait_for("no process of a pod runs", SOON, || pod_processes().is_empty().then_some(()));
         let state = self.dir.join("containerd-state");
-        for folder in [Path::new(CDI), Path::new("/run/containerd"), &state] {
-            empty(folder);
-        }
+        let in_memory = [CDI, "/run/containerd", "/run/netns", "/run/holdfast"].map(Path::new);
+        in_memory.into_iter().chain([&*state]).for_each(empty);
+        // The volumes in memory of the pods, and what they mount.
+        unmount_below(Path::new("/var/lib/kubelet"));
         let id = uuid::Uuid::now_v7().to_string();
         fs::write(self.dir.join("boot_id"), format!("{id}\n")).unwrap();
-        self.containerd = containerd::start(&self.dir, Path::new("/opt/cni/bin"));
+        self.containerd = start_containerd(&self.dir);
     }
 }
 
+fn start_containerd(dir: &Path) -> Process {
+    containerd::start(dir, &network::plugins().unwrap_or_else(|| "/opt/cni/bin".into()))
+}
+
 /// Removes everything in a folder, and what is mounted there.
-fn empty(folder: &Path) {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-    let below = points.map(Path::new).filter(|point| point.starts_with(folder) && *point != folder);
-    for point in below.collect::<Vec<_>>().into_iter().rev() {
-        output(Command::new("umount").arg("--lazy").arg(point));
-    }
+pub(crate) fn empty(folder: &Path) {
+    unmount_below(folder);
     for entry in fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
         if entry.file_type().unwrap().is_dir() {
             fs::remove_dir_all(entry.path()).unwrap();
         } else {
             fs::remove_file(entry.path()).unwrap();
         }
+    }
+}
+
+fn unmount_below(folder: &Path) {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    let below = points.map(Path::new).filter(|point| point.starts_with(folder) && *point != folder);
+    for point in below.collect::<Vec<_>>().into_iter().rev() {
+        output(Command::new("umount").arg("--lazy").arg(point));
     }
 }
 

@@ -1,8 +1,9 @@
 //! Pods and claims, and what becomes of them.
 
-use crate::api::{CLAIMS, PODS};
+use crate::api::{CLAIMS, NODES, PODS};
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
+use crate::node::NODE;
 use crate::real::image::BUSYBOX;
 use crate::{SOON, node, wait_for};
 use serde_json::{Value, json};
@@ -98,6 +99,19 @@ impl Cluster {
     pub(crate) fn end(&self, name: &str) {
         self.api.delete(&format!("{PODS}/{name}"), None);
         wait_for(&format!("{name} ends"), SOON, || self.pod(name).is_none().then_some(()));
+    }
+
+    /// The node's object.
+    pub(crate) fn node_object(&self) -> Value {
+        self.api.get(&format!("{NODES}/{NODE}")).unwrap()
+    }
+
+    /// Waits until the node has this number of allocatable devices of a resource.
+    pub(crate) fn until_allocatable(&self, resource: &str, count: usize) {
+        let count = count.to_string();
+        wait_for(&format!("{count} {resource} are allocatable"), SOON, || {
+            (self.node_object()["status"]["allocatable"][resource] == count.as_str()).then_some(())
+        });
     }
 
     /// Waits until the scheduler has found no device for a pod.

@@ -69,7 +69,7 @@ pub(crate) fn reboot(cluster: &mut Cluster) {
     let claim = cluster.claim_ref("boots");
     let names = recorded(&claim).unwrap();
     let holders = daemon.holders("boots");
-    daemon.kill_and_start(|| cluster.node.reboot());
+    daemon.reboot(cluster);
     cluster.node.start_kubelet();
     daemon.wait_until_registered(cluster);
     let after = wait_for("the pod starts again", SOON, || {

@@ -1,9 +1,9 @@
 //! One resource by both APIs: pods with a number and pods with a claim race for its devices.
 
-use crate::api::{CLAIMS, NODES, PODS};
+use crate::api::{CLAIMS, PODS};
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
-use crate::node::{MAJOR, NODE};
+use crate::node::MAJOR;
 use crate::objects::{claim_of, main_started, pod, text_of};
 use crate::pki::kubeconfig;
 use crate::real::gpus;
@@ -15,7 +15,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const NAME: &str = "example.com/raced";
+/// The resource of a race.
+pub(crate) const NAME: &str = "example.com/raced";
 const BOTH: &str = r#"
 [[resource]]
 name = "example.com/raced"
@@ -37,7 +38,7 @@ paths = [{ host = "/dev/raced[4-7]", container = "/dev/raced/" }]
 api = "dra"
 "#;
 /// The number of devices, and of pods that have not ended at a time.
-const DEVICES: usize = 8;
+pub(crate) const DEVICES: usize = 8;
 const AT_ONCE: usize = 24;
 /// Pods that must end well; `HOLDFAST_PODS` is another number.
 const PODS_WANTED: usize = 40;
@@ -59,27 +60,29 @@ rmdir /marks/$node
 
 /// How the pods of a race ended.
 #[derive(Debug, Default)]
-struct Ends {
+pub(crate) struct Ends {
     /// Well: with a number, and with a claim.
-    by_number: usize,
+    pub(crate) by_number: usize,
     by_claim: usize,
     /// Rejected by the kubelet, and deleted by the control plane.
-    rejected: usize,
+    pub(crate) rejected: usize,
     evicted: usize,
     /// Not started because of the kill of the kubelet.
     interrupted: usize,
 }
 
 #[derive(Debug)]
-struct Race {
+pub(crate) struct Race {
     /// The beginning of the names of its pods.
     name: &'static str,
     marks: PathBuf,
     left: usize,
     created: usize,
+    /// Whether every second pod has a claim.
+    has_claims: bool,
     /// Pods that have not ended, and whether they have a claim.
     running: BTreeMap<String, bool>,
-    ends: Ends,
+    pub(crate) ends: Ends,
 }
 
 impl Race {
@@ -116,13 +119,12 @@ impl Race {
 
     /// Removes what has ended and creates others, as controllers do. Returns whether a pod has
     /// ended well.
-    fn step(&mut self, cluster: &mut Cluster) -> bool {
+    pub(crate) fn step(&mut self, cluster: &mut Cluster) -> bool {
         cluster.plane.check();
         cluster.node.check();
-        let is_even = |n: usize| n.is_multiple_of(2);
         while self.left > 0 && self.running.len() < AT_ONCE {
             self.left -= 1;
-            self.create(cluster, is_even(self.left));
+            self.create(cluster, self.has_claims && self.left.is_multiple_of(2));
         }
         let pods = cluster.api.list(PODS);
         let pods: BTreeMap<String, Value> =
@@ -169,7 +171,7 @@ impl Race {
         self.ends.by_number + self.ends.by_claim > before
     }
 
-    fn violations(&self) -> Vec<String> {
+    pub(crate) fn violations(&self) -> Vec<String> {
         let marks = fs::read_dir(&self.marks).unwrap().map(|entry| entry.unwrap().path());
         let read = |path: PathBuf| {
             let text = fs::read_to_string(&path).unwrap_or_default();
@@ -180,7 +182,7 @@ impl Race {
 }
 
 /// Creates the raced devices.
-fn make_devices() {
+pub(crate) fn make_devices() {
     for n in 0..DEVICES {
         let path = format!("/dev/raced{n}");
         if !Path::new(&path).exists() {
@@ -198,15 +200,22 @@ impl Race {
     /// A race on a node with this number of devices for pods with a number.
     fn new(cluster: &Cluster, name: &'static str, wanted: usize, devices: usize) -> Self {
         // The kubelet reports it a moment after the list.
-        let wanted_count = devices.to_string();
-        wait_for("the devices are allocatable", SOON, || {
-            let node = cluster.api.get(&format!("{NODES}/{NODE}"))?;
-            (node["status"]["allocatable"][NAME] == wanted_count.as_str()).then_some(())
-        });
+        cluster.until_allocatable(NAME, devices);
         let marks = cluster.dir.join(format!("marks-{name}"));
         fs::create_dir(&marks).unwrap();
         let (running, ends) = (BTreeMap::new(), Ends::default());
-        Race { name, marks, left: wanted, created: 0, running, ends }
+        Race { name, marks, left: wanted, created: 0, has_claims: true, running, ends }
+    }
+
+    /// A race of pods with a number, which lasts until [`Race::end`].
+    pub(crate) fn of_numbers(cluster: &Cluster, name: &'static str) -> Self {
+        Race { has_claims: false, ..Self::new(cluster, name, usize::MAX, DEVICES) }
+    }
+
+    /// Creates only pods for those that were rejected, and waits for the end of all.
+    pub(crate) fn end(&mut self, cluster: &mut Cluster) {
+        self.left = 0;
+        self.run(cluster, |_, _, _| ());
     }
 
     /// Runs all pods. After each end, and when there was none for a while, `between` gets the

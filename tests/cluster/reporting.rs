@@ -11,16 +11,18 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-const EVENTS: &str = include_str!("../../packaging/kustomize/components/events/rbac.yaml");
-const RBAC: &str = include_str!("../../packaging/kustomize/components/node-condition/rbac.yaml");
-const POLICY: &str =
+pub(crate) const EVENTS: &str =
+    include_str!("../../packaging/kustomize/components/events/rbac.yaml");
+pub(crate) const RBAC: &str =
+    include_str!("../../packaging/kustomize/components/node-condition/rbac.yaml");
+pub(crate) const POLICY: &str =
     include_str!("../../packaging/kustomize/components/node-condition/policy.yaml");
 const CONDITION: &str = "HoldfastDevicesHealthy";
 const KEYS: &str = "events = true\nnode_condition = true\n";
 
 impl Cluster {
     /// The output of `kubectl` that must succeed.
-    fn shown(&self, client: &str, arguments: &[&str]) -> String {
+    pub(crate) fn shown(&self, client: &str, arguments: &[&str]) -> String {
         let output = self.api.kubectl(client, arguments, "");
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{arguments:?}: {error}");
