@@ -1,7 +1,7 @@
 //! Reboots of the node: with the DaemonSet, and with the service, which starts before the kubelet.
 
 use super::workload::{REPLICA_SETS, holder, replica_set};
-use super::{CONFIG, DaemonSet, number, until_settled};
+use super::{CONFIG, DaemonSet, ask, number, until_settled};
 use crate::api::{ALL_PODS, PODS};
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
@@ -58,13 +58,15 @@ pub(crate) fn of_daemon_set(cluster: &mut Cluster) {
         cluster.node.reboot();
         times.push(until_started(cluster, &former));
         until_settled(cluster);
-        checked += cluster.holdings(REPLICAS).len();
+        // The grants of rejected pods are released after a minute.
+        checked += cluster.holdings_by(REPLICAS, |cluster| ask(cluster, &["who"])).len();
         for pod in cluster.api.list(PODS).iter().filter(|it| it["status"]["phase"] == "Failed") {
             assert_eq!(pod["status"]["reason"], "UnexpectedAdmissionError", "{pod}");
             rejected += 1;
             cluster.api.delete(&format!("{PODS}/{}", text_of(pod, "name")), Some(0));
         }
     }
+    cluster.holdings(REPLICAS);
     let median = median(times);
     say(format_args!(
         "{rounds} reboots with the DaemonSet: after them {checked} pods had one device each, the one that `who` names; \
