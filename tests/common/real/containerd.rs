@@ -52,7 +52,10 @@ pub(crate) fn start(dir: &Path, plugins: &Path) -> Process {
     );
     wait_for("containerd answers", Duration::from_secs(30), || {
         containerd.check();
-        ctr(dir).arg("version").output().unwrap().status.success().then_some(())
+        // It answers before it serves the kubelet.
+        let has_booted = containerd.log_text().contains("containerd successfully booted");
+        let answers = || ctr(dir).arg("version").output().unwrap().status.success();
+        (has_booted && answers()).then_some(())
     });
     containerd
 }
