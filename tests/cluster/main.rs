@@ -1,5 +1,6 @@
 //! Holdfast on a control plane: etcd, the API server, the controller manager, the scheduler, a
-//! kubelet and containerd with CDI, all of them real. The subject is Dynamic Resource Allocation.
+//! kubelet and containerd with CDI, all of them real. The subjects are Dynamic Resource Allocation
+//! and the DaemonSet.
 //!
 //! `HOLDFAST_CLUSTER_BIN` names the folder with the binaries (`plane::BINARIES`; Kubernetes 1.34 or
 //! newer, containerd 2). Without it each test is skipped with a message. It needs root and the
@@ -167,6 +168,7 @@ tests! {
     a_node_with_the_daemon_set_reboots: daemon_set::reboots::of_daemon_set,
     a_node_with_the_service_reboots: daemon_set::reboots::of_service,
     the_chart_is_installed_and_upgraded_by_helm: daemon_set::chart::by_helm,
+    the_rules_of_pod_security_that_the_pod_does_not_keep_are_documented: daemon_set::security::pod_security,
     many_nodes_share_an_api_server: fleet::many_nodes,
     the_kubelet_calls_a_driver_as_recorded: timelines::on_the_real,
     prepare_takes_as_long_as_its_parts: figures::prepare,

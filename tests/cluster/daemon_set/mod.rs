@@ -5,6 +5,7 @@ pub(crate) mod chart;
 pub(crate) mod lifecycle;
 pub(crate) mod reboots;
 pub(crate) mod rollouts;
+pub(crate) mod security;
 pub(crate) mod workload;
 
 use crate::cluster::Cluster;
