@@ -269,12 +269,16 @@ impl Grant {
     }
 
     /// Whether an id of the `wanted` grant may be granted at the same time although it leads to an
-    /// object of this grant. The grants of one claim are one holder.
+    /// object of this grant. The grants of one claim are one holder. Two claims that were restored
+    /// had the object before.
     #[must_use]
     pub fn is_beside(&self, wanted: &Grant, id: &DeviceId) -> bool {
         let rule = match (&self.claim, &wanted.claim) {
             (None, None) => share,
             (Some(ours), Some(theirs)) if ours.claim.uid == theirs.claim.uid => return true,
+            (Some(ours), Some(theirs)) if ours.is_restored() && theirs.is_restored() => {
+                return true;
+            }
             _ => share_with_claim,
         };
         self.devices.iter().any(|held| rule((&self.resource, &held.id), (&wanted.resource, id)))

@@ -16,8 +16,9 @@
 //! A device is refused while another live grant has it or an object of it
 //! ([`super::held_by_another`]), and while a hook of it is pending. A claim that waits holds
 //! nothing: all of it is recorded, or nothing. Its caller asks again. That is also so for a device
-//! of a restored grant: the kubelet's record may be older than another claim's grant
-//! ([`super::restore_claims`]).
+//! of a restored grant, as the kubelet's record may be older than the other grant
+//! ([`super::restore_claims`]). If the other grant was restored too, both were answered, and both
+//! stay.
 //!
 //! An Unprepare releases the claim if no process of its pods runs. These are the pods of each
 //! Prepare, and those that the kubelet's record has: it prepares a claim once for all of its pods,
@@ -37,9 +38,10 @@ use super::claim_end::{UNPREPARED, has_ended, lacking, limit, nameless, released
 use super::hooks::{ReleaseHooks, owing};
 use super::refusal::held_by_another;
 use crate::domain::{
-    CgroupState, ClaimHold, Entry, Grant, GrantState, PodRef, Refusal, Safeguard, Timestamp,
+    AllocId, CgroupState, ClaimHold, Entry, Grant, GrantState, PodRef, Refusal, Safeguard,
+    Timestamp,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// `released_by` of the former allocation of a claim that was allocated again.
@@ -121,35 +123,34 @@ fn new_entries(
     }
     *released = ends(ledger, hooks, written, &former, REALLOCATED, now);
     let pending: Vec<&Entry> = written.iter().copied().chain(released.iter()).collect();
-    let is_recorded =
-        |grant: &&Arc<Grant>| grant.claim.as_ref().is_some_and(|of| !of.is_restored());
-    let recorded: Vec<&Arc<Grant>> = same.iter().copied().filter(is_recorded).collect();
-    for grant in wanted.iter().filter_map(|grant| without(grant, &recorded)) {
-        if let Some(refusal) = refusal(ledger, hooks, &pending, &grant) {
+    let missing: Vec<Arc<Grant>> =
+        wanted.iter().filter_map(|grant| without(grant, &same)).collect();
+    let restored = same.iter().filter_map(|grant| completed(grant, &whole));
+    let mut restored: BTreeMap<AllocId, Grant> =
+        restored.map(|grant| (grant.alloc_id.clone(), grant)).collect();
+    for grant in missing.iter().map(|grant| &**grant).chain(restored.values()) {
+        if let Some(refusal) = refusal(ledger, hooks, &pending, grant) {
             return Err(refusal);
         }
     }
-    let missing: Vec<Arc<Grant>> =
-        wanted.iter().filter_map(|grant| without(grant, &same)).collect();
     let coming: Vec<&PodRef> = wanted.iter().flat_map(|grant| grant.pods()).collect();
     let (mut entries, mut grants) = (Vec::new(), Vec::new());
     for grant in same {
-        let (state, claim) = (joined(grant, &coming, cgroup), confirmed(grant, &whole));
-        if state.is_none() && claim.is_none() {
-            grants.push(Arc::clone(grant));
-            continue;
-        }
-        let mut changed = Grant::clone(grant);
-        changed.state = state.unwrap_or(changed.state);
-        let is_confirmed = claim.is_some();
-        changed.claim = claim.or(changed.claim);
-        let changed = Arc::new(changed);
-        entries.push(if is_confirmed {
-            Entry::Grant(Arc::clone(&changed))
-        } else {
-            let (alloc_id, state) = (changed.alloc_id.clone(), changed.state.clone());
-            Entry::Moved { alloc_id, state }
-        });
+        let state = joined(grant, &coming, cgroup);
+        let changed = match (restored.remove(&grant.alloc_id), state) {
+            (None, None) => Arc::clone(grant),
+            (None, Some(state)) => {
+                let alloc_id = grant.alloc_id.clone();
+                entries.push(Entry::Moved { alloc_id, state: state.clone() });
+                Arc::new(Grant { state, ..Grant::clone(grant) })
+            }
+            (Some(restored), state) => {
+                let state = state.unwrap_or_else(|| restored.state.clone());
+                let grant = Arc::new(allocated(Grant { state, ..restored }, &whole.allocation));
+                entries.push(Entry::Grant(Arc::clone(&grant)));
+                grant
+            }
+        };
         grants.push(changed);
     }
     entries.extend(missing.iter().cloned().map(Entry::Grant));
@@ -160,18 +161,25 @@ fn new_entries(
     Ok((entries, grants))
 }
 
-/// The hold of a restored grant with its allocation, which the kubelet's record does not have. Its
-/// devices and the answer stay.
-fn confirmed(grant: &Grant, whole: &ClaimHold) -> Option<Arc<ClaimHold>> {
+/// A restored grant with what the kubelet's record does not have: the requests of its devices, and
+/// which of them are an administrator's. Its devices and the answer stay.
+fn completed(grant: &Grant, whole: &ClaimHold) -> Option<Grant> {
     let mut hold = ClaimHold::clone(grant.claim.as_deref().filter(|hold| hold.is_restored())?);
-    hold.allocation.clone_from(&whole.allocation);
     for device in &mut hold.devices {
         let mut wanted = whole.devices.iter().map(|wanted| &wanted.allocated);
         if let Some(wanted) = wanted.find(|wanted| device.allocated.is_for(wanted)) {
             device.allocated.clone_from(wanted);
         }
     }
-    Some(Arc::new(hold))
+    Some(Grant { claim: Some(Arc::new(hold)), ..grant.clone() })
+}
+
+/// A grant with its allocation: it no longer counts as restored.
+fn allocated(mut grant: Grant, allocation: &str) -> Grant {
+    if let Some(hold) = &mut grant.claim {
+        allocation.clone_into(&mut Arc::make_mut(hold).allocation);
+    }
+    grant
 }
 
 /// All devices of the wanted grants as one hold.
