@@ -43,6 +43,15 @@ const CONTROLLERS: [&str; 12] = [
     "validatingadmissionpolicy-status-controller",
 ];
 
+/// The requests of the service account of the manifests, one JSON document for each line.
+pub(crate) const AUDIT: &str = "audit.log";
+const AUDITED: &str = r#"
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata, users: ["system:serviceaccount:kube-system:holdfast"]}]
+"#;
+
 const ETCD: &str = "http://127.0.0.1:2379";
 const PEERS: &str = "http://127.0.0.1:2380";
 const LIMIT: Duration = Duration::from_secs(120);
@@ -115,7 +124,10 @@ fn etcd(dir: &Path) -> Vec<String> {
 
 fn api_server(dir: &Path) -> Vec<String> {
     let file = |name: &str| dir.join(name).display().to_string();
+    fs::write(dir.join("audit.yaml"), AUDITED).unwrap();
     vec![
+        format!("--audit-policy-file={}", file("audit.yaml")),
+        format!("--audit-log-path={}", file(AUDIT)),
         format!("--etcd-servers={ETCD}"),
         format!("--bind-address={ADDRESS}"),
         format!("--advertise-address={ADDRESS}"),

@@ -19,7 +19,8 @@ const NAMESPACE: &str = "kube-system";
 pub(crate) const OF_POD: &str = "pod-token";
 const OF_NO_POD: &str = "plain-token";
 
-fn slice(name: &str, node: &str, driver: &str) -> Value {
+/// A slice with one device.
+pub(crate) fn slice(name: &str, node: &str, driver: &str) -> Value {
     json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
