@@ -25,6 +25,7 @@ mod archive;
 mod cluster;
 mod daemon;
 mod daemon_set;
+mod fighting;
 mod figures;
 mod fleet;
 mod hardware;
@@ -169,6 +170,7 @@ tests! {
     the_chart_is_installed_and_upgraded_by_helm: daemon_set::chart::by_helm,
     the_rules_of_pod_security_that_the_pod_does_not_keep_are_documented: daemon_set::security::pod_security,
     each_component_uses_all_its_rights_and_no_others: daemon_set::security::rights_are_used,
+    two_device_plugins_fight_for_one_resource: fighting::two_plugins,
     many_nodes_share_an_api_server: fleet::many_nodes,
     the_kubelet_calls_a_driver_as_recorded: timelines::on_the_real,
     prepare_takes_as_long_as_its_parts: figures::prepare,
