@@ -194,7 +194,7 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
         }
         401 => "; the token or the certificate is not valid there",
         403 if path.contains("/resourceslices") => {
-            "; grant get, list, watch, create, update and delete of resourceslices"
+            "; grant list, watch, create, update and delete of resourceslices"
         }
         403 if path.contains("/events") && is_right => {
             "; grant create and patch of events (docs/install.md)"
@@ -205,7 +205,8 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
         403 if path.ends_with("/tokenreviews") || path.ends_with("/subjectaccessreviews") => {
             "; grant create of tokenreviews and subjectaccessreviews (docs/install.md)"
         }
-        403 => "; grant get, list and watch of nodes (docs/install.md)",
+        403 if path.starts_with("/api/v1/nodes/") => "; grant get of nodes (docs/dra.md)",
+        403 => "; grant list and watch of nodes (docs/install.md)",
         404 if path.starts_with("/apis/resource.k8s.io/v1/") => {
             "; resource.k8s.io/v1 needs Kubernetes 1.34"
         }
