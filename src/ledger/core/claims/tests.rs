@@ -1059,7 +1059,7 @@ fn a_claim_restored_from_an_old_record_waits_for_the_holder_of_its_device() {
     world.sees("u2", CgroupState::Absent);
     world.unprepare("c2");
     assert_eq!(ids(&world.record(&again()).unwrap()), ["a-000001"]);
-    // The kubelet's record has both, of which one may be an administrator's.
+    // The kubelet's record has both. One of them may be an administrator's.
     let restored = |n, uid, of| of_claim(n, uid, "", GPU, &["a-1"], of);
     let mut world = World::new([restored(1, "c1", "u1"), restored(2, "c2", "u2")]);
     let answer = world.record(&[of_claim(9, "c1", "x", GPU, &["a-1"], "u1")]);
