@@ -2,13 +2,13 @@
 //! the kubelet knows, and with NVML where the driver's files are not enough.
 
 use crate::config::Config;
-use crate::console::Global;
+use crate::console::{Global, block_on};
 use crate::discovery;
 use crate::domain::{Grant, NvmlLibrary, NvmlSnapshot, requests_names};
 use crate::hardware::{self, DiscoverInput, Discovery};
 use crate::host::{self, HostRoot};
 use crate::store::{self, StoreError};
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Timeout of NVML, which first has to wake idle GPUs.
@@ -81,14 +81,13 @@ fn query_nvml(
         return (None, None);
     }
     let is_needed = requests_names(&question);
-    let (sender, receiver) = mpsc::channel();
-    // The send fails if the deadline has passed and the receiver was dropped.
-    let asked = host::query_nvml(root, library, question, move |answer| drop(sender.send(answer)));
-    let answer = asked.map_err(|error| error.to_string()).and_then(|()| {
-        receiver
-            .recv_timeout(NVML_DEADLINE)
+    let answer = block_on(async {
+        let answer = host::query_nvml(root.clone(), library.clone(), question);
+        tokio::time::timeout(NVML_DEADLINE, answer)
+            .await
             .map_err(|_| format!("no answer within {}", humantime::format_duration(NVML_DEADLINE)))
     });
+    let answer = answer.unwrap_or_else(|failed| Err(failed.sentence.unwrap_or_default()));
     let (facts, failed) = answer.map_or_else(
         |why| (NvmlSnapshot::default(), Some(why)),
         |answer| (answer.facts, answer.failed),

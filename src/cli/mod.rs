@@ -31,6 +31,7 @@ use crate::console::exit::{self, Failed};
 use crate::console::text::Text;
 use crate::console::{Global, Output, eprint, not_printed, screen};
 use crate::host::private::keep_files_private;
+use crate::host::{NVML_PROCESS, serve_nvml};
 #[cfg(feature = "lab")]
 use crate::lab::{bench, demo};
 use crate::telemetry::logging;
@@ -173,6 +174,9 @@ fn help(is_plugin: bool) -> String {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    if arguments.first().is_some_and(|name| name == NVML_PROCESS) {
+        return serve_nvml();
+    }
     let is_plugin = is_plugin(arguments.first());
     let Cli { global, verb } = match parse(&arguments) {
         // Without a verb, print the help too; the exit code is that of a usage error.

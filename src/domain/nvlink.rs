@@ -1,10 +1,11 @@
 //! NVLink hives: groups of GPUs with a direct link between every two of them.
 
 use super::pci::PciAddress;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The links of a GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvLinks {
     /// The GPUs that it reaches by NVLink, with the number of direct links. A switch reaches all
     /// GPUs alike, and counts as one link.

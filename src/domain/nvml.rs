@@ -15,7 +15,7 @@ pub type MigPlace = (u32, u32);
 pub type NvmlQuery = BTreeMap<PciAddress, NvmlGpuQuery>;
 
 /// The query for one GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlGpuQuery {
     /// Its UUID, which is unknown, or is needed to query its instances.
     pub uuid: bool,
@@ -72,7 +72,7 @@ pub enum NvmlLibrary {
 }
 
 /// NVML's answer for one MIG instance.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigInstance {
     /// `MIG-<uuid>`.
     pub uuid: String,
@@ -86,24 +86,25 @@ pub struct MigInstance {
 
 /// What labels of the node describe of a GPU and the driver's files do not contain. `None`: NVML or
 /// the GPU does not have the fact.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuDescription {
     /// Its memory in MiB.
     pub memory_mib: Option<u64>,
     /// Its CUDA compute capability, major and minor.
     pub compute: Option<(i32, i32)>,
     /// Its brand, as NVIDIA's DRA driver names it: `Nvidia`, `Tesla`.
-    pub brand: Option<&'static str>,
+    pub brand: Option<String>,
     /// Whether it has a MIG mode.
     pub has_mig_mode: bool,
     /// The newest CUDA version that the driver supports, major and minor. The same for all GPUs.
     pub cuda: Option<(i32, i32)>,
     /// Its MIG instances.
+    #[serde(with = "by_place")]
     pub instances: BTreeMap<MigPlace, MigAttributes>,
 }
 
 /// The size of a MIG instance.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigAttributes {
     /// Its memory in MB, in NVML's unit.
     pub memory_mb: u64,
@@ -116,11 +117,12 @@ pub struct MigAttributes {
 }
 
 /// NVML's answer for one GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlGpu {
     /// `GPU-<uuid>`.
     pub uuid: Option<String>,
     /// Its MIG instances.
+    #[serde(with = "by_place")]
     pub instances: BTreeMap<MigPlace, MigInstance>,
     /// Its links; `None` if NVML has not returned them.
     pub links: Option<NvLinks>,
@@ -132,10 +134,30 @@ pub struct NvmlGpu {
 
 /// NVML's answers, by the GPUs' addresses. Like the text of a file, the value may be older than the
 /// hardware's state.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlSnapshot {
     /// The GPUs.
     pub gpus: BTreeMap<PciAddress, NvmlGpu>,
+}
+
+/// Maps by place as lists, because a key of JSON is a text.
+mod by_place {
+    use super::MigPlace;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::collections::BTreeMap;
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        map: &BTreeMap<MigPlace, T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(map)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<MigPlace, T>, D::Error> {
+        Ok(Vec::deserialize(deserializer)?.into_iter().collect())
+    }
 }
 
 impl NvmlSnapshot {

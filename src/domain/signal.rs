@@ -83,7 +83,7 @@ pub struct Signals {
 }
 
 /// An event of a device, as reported by the kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceEvent {
     /// The function of the event. All functions below it are affected too: a failed recovery of a
     /// bridge is also theirs.
@@ -98,7 +98,7 @@ pub struct DeviceEvent {
 }
 
 /// The MIG instance of an event, by the driver's numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInstance {
     /// The GPU instance.
     pub gi: u32,
@@ -107,7 +107,7 @@ pub struct GpuInstance {
 }
 
 /// The kind of an event.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EventKind {
     /// The kernel began to recover the device from a PCI error (`ERROR_EVENT=BEGIN_RECOVERY`): it
     /// is offline.

@@ -47,7 +47,10 @@ pub use installed::Installed;
 pub use kmsg::{KernelLog, KernelRecord};
 pub use mps::{MpsPlace, enter_mps_place, make_mps_folders};
 pub use nodes::{NodeFolder, TooMany};
-pub use nvml::{EVENT_WAIT_MAX, NvmlAnswer, NvmlReport, query_nvml, watch_nvml_events};
+pub use nvml::{
+    EVENT_WAIT_MAX, NVML_PROCESS, NvmlAnswer, NvmlReport, query_nvml, query_nvml_here, serve_nvml,
+    watch_nvml_events,
+};
 pub use process::{
     check_task_limit, file_size_limit, hang_up, is_shortage, open_files, raise_open_files,
     terminate, waits_for_disk,

@@ -1,13 +1,12 @@
 //! NVIDIA's management library (NVML), for facts that the driver's files do not contain, and for
 //! errors where the kernel's log cannot be read ([`events`]). The only files that use it.
 //!
-//! The library belongs to the driver and is loaded at run time, queried and unloaded. Until it is
-//! shut down it keeps the GPUs open. Meanwhile the GPUs cannot be reset, their MIG mode cannot be
-//! changed and the driver cannot be unloaded. Afterwards no file of the driver is open. The library
-//! of driver 580 stays mapped all the same, with 4 MB.
+//! The library belongs to the driver. A call may take seconds (an idle GPU wakes up first) or never
+//! return (a driver that hangs), and the library may crash. So only another process loads it
+//! ([`process`]). While that process runs, the GPUs are open: they cannot be reset, their MIG mode
+//! cannot be changed and the driver cannot be unloaded. So it ends after a query.
 //!
-//! A call may take seconds (an idle GPU wakes up first) or never return (a driver that hangs). So
-//! it is made on a thread of its own. A MIG instance is queried by its place: since drivers give it
+//! A MIG instance is queried by its place: since drivers give it
 //! a UUID, the library accepts both (NVML's change log, `nvmlDeviceGetHandleByUUID`).
 //!
 //! NVLink connections are queried pair by pair (`nvmlDeviceGetP2PStatus`). The result is the same
@@ -18,17 +17,18 @@
 //! in MIG mode.
 
 mod events;
+mod process;
 
-pub use events::{EVENT_WAIT_MAX, NvmlReport, watch_nvml_events};
+pub use events::{EVENT_WAIT_MAX, NvmlReport};
+pub use process::{NVML_PROCESS, query_nvml, query_nvml_here, serve_nvml, watch_nvml_events};
 
 use super::HostRoot;
 #[cfg(feature = "nvml")]
 use crate::domain::{GpuDescription, MigAttributes, MigPlace, NvLinks, PciAddress};
 use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot};
+use serde::{Deserialize, Serialize};
 #[cfg(feature = "nvml")]
 use std::collections::BTreeMap;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 /// The library's name for the loader.
@@ -39,7 +39,7 @@ const FOLDERS: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64"];
 
 /// The result of a query.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvmlAnswer {
     /// The facts.
     pub facts: NvmlSnapshot,
@@ -53,27 +53,6 @@ impl NvmlAnswer {
     fn failed(why: impl Into<String>) -> Self {
         NvmlAnswer { failed: Some(why.into()), ..NvmlAnswer::default() }
     }
-}
-
-/// Queries on a thread of its own, which passes the answer to the callback at any later time, or
-/// never.
-///
-/// # Errors
-/// If no thread can be started.
-pub fn query_nvml(
-    root: &HostRoot,
-    library: &NvmlLibrary,
-    query: NvmlQuery,
-    on_answer: impl FnOnce(NvmlAnswer) + Send + 'static,
-) -> io::Result<()> {
-    let libraries = candidates(root, library);
-    let work = move || {
-        super::lower_thread_priority();
-        // A library without the shutdown function panics when it is dropped.
-        let answer = catch_unwind(AssertUnwindSafe(|| query_first(&libraries, &query)));
-        on_answer(answer.unwrap_or_else(|_| NvmlAnswer::failed(format!("{NAME} is incomplete"))));
-    };
-    std::thread::Builder::new().name("nvml".into()).spawn(work).map(drop)
 }
 
 /// The libraries to try. In a captured tree this machine's library is not used.
@@ -264,7 +243,7 @@ fn describe(
         memory_mib: memory.map(|memory| memory.total / (1024 * 1024)),
         compute: compute.map(|version| (version.major, version.minor)),
         // A brand of a newer library is no failure of the GPU.
-        brand: device.brand().ok().map(brand),
+        brand: device.brand().ok().map(|of| brand(of).to_owned()),
         has_mig_mode: known(device.mig_mode())?.is_some(),
         cuda: cuda.map(|version| (version / 1000, version % 1000 / 10)),
         instances,

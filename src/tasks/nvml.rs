@@ -2,13 +2,13 @@
 //! change.
 //!
 //! ```text
-//!  discovery ─ question (watch) ─▶ task ─ a thread for each call ─▶ NVML
+//!  discovery ─ question (watch) ─▶ task ─ a process for each call ─▶ NVML
 //!      ▲──── snapshot (watch), Rescan ──┘
 //! ```
 //!
 //! No caller waits for NVML: the first list is sent without it. A call that does not end is
 //! reported as a signal that is off. It is retried with a growing pause, and at most
-//! `HANGING_MAX` threads hang. A late answer still counts.
+//! `HANGING_MAX` processes hang. A late answer still counts.
 //!
 //! Links between GPUs are queried once. If some links are not active, they are queried again for
 //! some minutes. The service that sets up the NVLink switches may start later than this daemon.
@@ -23,7 +23,7 @@ use crate::domain::{NvmlLibrary, NvmlQuery, NvmlSnapshot, Source, requests_names
 use crate::health::Judgement;
 use crate::host::{self, HostRoot, NvmlAnswer, query_nvml};
 use crate::messages::{Mailbox, Rescan};
-use std::io;
+use futures_util::future::BoxFuture;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -61,10 +61,8 @@ impl Default for Pace {
     }
 }
 
-/// Delivers the answer of a call, once.
-type Reply = Box<dyn FnOnce(NvmlAnswer) + Send>;
-/// Makes a call on a thread of its own.
-type CallNvml = Box<dyn Fn(NvmlQuery, Reply) -> io::Result<()> + Send>;
+/// Makes a call.
+type CallNvml = Box<dyn Fn(NvmlQuery) -> BoxFuture<'static, NvmlAnswer> + Send>;
 
 /// The task that queries NVML.
 pub(crate) struct NvmlTask {
@@ -97,7 +95,7 @@ impl NvmlTask {
     ) -> (NvmlTask, Arc<watch::Sender<NvmlQuery>>, watch::Receiver<Arc<NvmlSnapshot>>) {
         let is_on = library != NvmlLibrary::Off;
         let call = is_on.then(|| -> CallNvml {
-            Box::new(move |question, reply| query_nvml(&root, &library, question, reply))
+            Box::new(move |question| Box::pin(query_nvml(root.clone(), library.clone(), question)))
         });
         let (question, question_view) = watch::channel(NvmlQuery::new());
         let (snapshot, snapshot_view) = watch::channel(Arc::default());
@@ -164,13 +162,9 @@ impl NvmlTask {
                         self.publish(NvmlSnapshot::default());
                         self.on();
                     } else if let Some(call) = &self.call && calls < HANGING_MAX {
-                        match start_call(call, last + 1, question, results_sender.clone()) {
-                            Ok(()) => (last, calls, waiting) = (last + 1, calls + 1, Some(Instant::now() + self.pace.deadline)),
-                            Err(error) => {
-                                self.off(&format!("cannot start a thread for NVML ({error})"));
-                                due = self.after_failure(&mut pause);
-                            }
-                        }
+                        (last, calls) = (last + 1, calls + 1);
+                        waiting = Some(Instant::now() + self.pace.deadline);
+                        start_call(call, last, question, results_sender.clone());
                     } else if self.call.is_none() {
                         self.off("it is disabled in the configuration (`[nvidia] nvml = \"off\"`)");
                     }
@@ -308,15 +302,13 @@ fn start_call(
     number: u64,
     question: NvmlQuery,
     results: mpsc::Sender<CallResult>,
-) -> io::Result<()> {
-    let copy = question.clone();
-    // The send fails only when the daemon ends.
-    call(
-        copy,
-        Box::new(move |answer| {
-            drop(results.blocking_send(CallResult { number, question, answer }));
-        }),
-    )
+) {
+    let answer = call(question.clone());
+    tokio::spawn(async move {
+        let answer = answer.await;
+        // The send fails only when the daemon ends.
+        drop(results.send(CallResult { number, question, answer }).await);
+    });
 }
 
 pub(super) async fn at(time: Option<Instant>) {
@@ -331,8 +323,8 @@ mod tests {
     use super::*;
     use crate::domain::{MigInstance, NvLinks, NvmlGpu, NvmlGpuQuery, PciAddress};
     use crate::messages::{CallError, Deliver};
-    use futures_util::future::BoxFuture;
     use std::sync::Mutex;
+    use tokio::sync::oneshot;
 
     /// A discovery that ignores requests.
     struct IgnoringDiscovery;
@@ -347,7 +339,7 @@ mod tests {
 
     /// A task whose calls end when the test ends them.
     struct Setup {
-        calls: Arc<Mutex<Vec<Option<Reply>>>>,
+        calls: Arc<Mutex<Vec<Option<oneshot::Sender<NvmlAnswer>>>>>,
         made: watch::Receiver<usize>,
         question: watch::Sender<NvmlQuery>,
         snapshot: watch::Receiver<Arc<NvmlSnapshot>>,
@@ -382,16 +374,17 @@ mod tests {
         }
 
         fn with_question(facts: NvmlGpuQuery, pace: Pace) -> Setup {
-            let calls: Arc<Mutex<Vec<Option<Reply>>>> = Arc::default();
+            let calls: Arc<Mutex<Vec<Option<oneshot::Sender<NvmlAnswer>>>>> = Arc::default();
             let (made, made_view) = watch::channel(0);
             let log = Arc::clone(&calls);
-            let call: CallNvml = Box::new(move |_, reply| {
+            let call: CallNvml = Box::new(move |_| {
+                let (reply, answer) = oneshot::channel();
                 let mut calls = log.lock().unwrap();
                 calls.push(Some(reply));
                 let hanging = calls.iter().flatten().count();
                 assert!(hanging <= HANGING_MAX, "{hanging} calls hang");
                 made.send_modify(|made| *made += 1);
-                Ok(())
+                Box::pin(async move { answer.await.unwrap() })
             });
             let (question, question_view) = watch::channel([(gpu(), facts)].into());
             let (snapshot, snapshot_view) = watch::channel(Arc::default());
@@ -426,7 +419,7 @@ mod tests {
         /// Ends a call and waits until the task has processed the answer.
         async fn end(&self, call: usize, answer: NvmlAnswer) {
             let reply = self.calls.lock().unwrap()[call].take().unwrap();
-            std::thread::spawn(move || reply(answer)).join().unwrap();
+            reply.send(answer).unwrap();
             self.settle().await;
         }
 

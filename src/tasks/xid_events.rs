@@ -1,14 +1,14 @@
 //! Takes NVIDIA's Xid errors from NVML's events where the kernel log cannot be read.
 //!
 //! ```text
-//!  inventory, plan, kernel log ─▶ task ─ GPUs (watch) ─▶ thread ─▶ NVML
-//!           health actor ◀─ Xids ───┘ ◀──── reports ───────┘
+//!  inventory, plan, kernel log ─▶ task ─ GPUs (watch) ─▶ process ─▶ NVML
+//!           health actor ◀─ Xids ───┘ ◀──── reports ────────┘
 //! ```
 //!
 //! There is one source for all GPUs, so no error counts twice. The kernel log comes first: its
 //! lines name the MIG instance and contain older errors, and no open library blocks a reset.
 //!
-//! The thread may hang for ever, and no code waits for it. A second thread is never started next
+//! The process may hang for ever, and no code waits for it. A second process is never started next
 //! to it. No GPU is watched that an operator has cordoned, or that waits for a reset. After both,
 //! earlier errors do not count.
 
@@ -22,23 +22,22 @@ use crate::health::Judgement;
 use crate::host::{self, EVENT_WAIT_MAX, HostRoot, NvmlReport, watch_nvml_events};
 use crate::messages::{DeviceEventSeen, Mailbox};
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Reports of the thread that wait for the task.
+/// Reports of the process that wait for the task.
 const REPORTS_MAX: usize = 64;
 
 /// The timing of the watch.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// After this time without a report the thread counts as hanging. Waking up the GPUs of a node
+    /// After this time without a report the process counts as hanging. Waking up the GPUs of a node
     /// may take tens of seconds.
     deadline: Duration,
-    /// The period of polls, and the longest time between two reports of a thread that does not
+    /// The period of polls, and the longest time between two reports of a process that does not
     /// hang.
     tick: Duration,
     /// The first pause after a failure. It is doubled with each further try.
@@ -59,10 +58,8 @@ impl Default for Pace {
 }
 
 type Gpus = BTreeSet<PciAddress>;
-/// Delivers the reports of a thread.
-type Reporter = Box<dyn FnMut(NvmlReport) + Send>;
-/// Starts the thread that watches these GPUs.
-type StartWatch = Box<dyn Fn(watch::Receiver<Gpus>, Reporter) -> io::Result<()> + Send>;
+/// Starts the process that watches these GPUs, and sends its reports.
+type StartWatch = Box<dyn Fn(watch::Receiver<Gpus>, mpsc::Sender<NvmlReport>) + Send>;
 
 /// The task that decides which GPUs are watched.
 struct EventTask {
@@ -79,9 +76,9 @@ struct EventTask {
     pace: Pace,
     /// Whether a NVIDIA GPU is listed.
     has_gpu: bool,
-    /// Whether a thread runs, hanging or not.
+    /// Whether a process runs, hanging or not.
     runs: bool,
-    /// Why GPUs are not watched by the last thread; an error also while it hangs. `None` until it
+    /// Why GPUs are not watched by the last process; an error also while it hangs. `None` until it
     /// has reported.
     outcome: Option<Result<(), String>>,
     /// The last outcome without the hang.
@@ -101,7 +98,9 @@ pub(crate) fn begin(
     let (state, log) = watch::channel(LogState::default());
     let reader = kernel_log::follow(root.clone(), device_events.clone(), state);
     let start = (library != NvmlLibrary::Off).then(|| -> StartWatch {
-        Box::new(move |gpus, report| watch_nvml_events(&root, &library, gpus, report))
+        Box::new(move |gpus, reports| {
+            tokio::spawn(watch_nvml_events(root.clone(), library.clone(), gpus, reports));
+        })
     });
     let task = EventTask {
         start,
@@ -165,13 +164,13 @@ impl EventTask {
                 () = at(due) => {
                     due = None;
                     if self.runs {
-                        // Some GPUs could not be watched: the thread tries it again.
+                        // Some GPUs could not be watched: the process tries it again.
                         self.gpus.send_modify(|_| ());
                     } else if !self.gpus.borrow().is_empty() {
-                        self.start(&sender);
-                        deadline = self.runs.then(|| Instant::now() + self.pace.deadline);
-                        if !self.runs {
-                            due = Some(at_tick(pause, self.pace.tick));
+                        if let Some(start) = &self.start {
+                            start(self.gpus.subscribe(), sender.clone());
+                            self.runs = true;
+                            deadline = Some(Instant::now() + self.pace.deadline);
                         }
                     }
                 }
@@ -203,19 +202,6 @@ impl EventTask {
             *gpus = watched;
             is_news
         })
-    }
-
-    fn start(&mut self, sender: &mpsc::Sender<NvmlReport>) {
-        let Some(start) = &self.start else { return };
-        let sender = sender.clone();
-        // The send fails only when the daemon ends.
-        let report = Box::new(move |report| drop(sender.blocking_send(report)));
-        match start(self.gpus.subscribe(), report) {
-            Ok(()) => self.runs = true,
-            Err(error) => {
-                self.outcome = Some(Err(format!("cannot start a thread for it ({error})")));
-            }
-        }
     }
 
     fn take(&mut self, report: NvmlReport) {
@@ -342,11 +328,11 @@ mod tests {
         }
     }
 
-    type Threads = Arc<Mutex<Vec<(watch::Receiver<Gpus>, Option<Reporter>)>>>;
+    type Processes = Arc<Mutex<Vec<(watch::Receiver<Gpus>, mpsc::Sender<NvmlReport>)>>>;
 
-    /// A task whose threads report what the test reports.
+    /// A task whose processes report what the test reports.
     struct Setup {
-        threads: Threads,
+        processes: Processes,
         started: watch::Receiver<usize>,
         seen: watch::Receiver<usize>,
         log: watch::Sender<LogState>,
@@ -387,13 +373,12 @@ mod tests {
 
     impl Setup {
         fn begin(log: LogState, deadline: Duration) -> Setup {
-            let threads = Threads::default();
+            let processes = Processes::default();
             let (started, started_view) = watch::channel(0);
-            let known = Arc::clone(&threads);
-            let start: StartWatch = Box::new(move |gpus, report| {
-                known.lock().unwrap().push((gpus, Some(report)));
+            let known = Arc::clone(&processes);
+            let start: StartWatch = Box::new(move |gpus, reports| {
+                known.lock().unwrap().push((gpus, reports));
                 started.send_modify(|started| *started += 1);
-                Ok(())
             });
             let (seen, seen_view) = watch::channel(0);
             let (log, log_view) = watch::channel(log);
@@ -425,7 +410,7 @@ mod tests {
             };
             tokio::spawn(task.run());
             Setup {
-                threads,
+                processes,
                 started: started_view,
                 seen: seen_view,
                 log,
@@ -435,20 +420,15 @@ mod tests {
             }
         }
 
-        async fn started(&mut self, threads: usize) {
-            let started = self.started.wait_for(|started| *started == threads);
+        async fn started(&mut self, processes: usize) {
+            let started = self.started.wait_for(|started| *started == processes);
             tokio::time::timeout(HANG, started).await.unwrap().unwrap();
         }
 
-        /// Lets the last thread report, and waits until the task has processed it.
+        /// Lets the last process report, and waits until the task has processed it.
         async fn report(&self, report: NvmlReport) {
-            let mut reporter = self.threads.lock().unwrap().last_mut().unwrap().1.take().unwrap();
-            let reporter = std::thread::spawn(move || {
-                reporter(report);
-                reporter
-            });
-            let reporter = reporter.join().unwrap();
-            self.threads.lock().unwrap().last_mut().unwrap().1 = Some(reporter);
+            let reports = self.processes.lock().unwrap().last().unwrap().1.clone();
+            reports.send(report).await.unwrap();
             self.settle().await;
         }
 
@@ -460,8 +440,8 @@ mod tests {
         }
 
         fn watched(&self) -> Vec<String> {
-            let threads = self.threads.lock().unwrap();
-            threads.last().unwrap().0.borrow().iter().map(ToString::to_string).collect()
+            let processes = self.processes.lock().unwrap();
+            processes.last().unwrap().0.borrow().iter().map(ToString::to_string).collect()
         }
 
         fn off(&self) -> Option<String> {
@@ -525,8 +505,8 @@ mod tests {
     #[tokio::test]
     async fn a_failure_is_reported_and_tried_again() {
         let mut setup = Setup::begin(unreadable(), HANG);
-        for thread in 1..4 {
-            setup.started(thread).await;
+        for process in 1..4 {
+            setup.started(process).await;
             setup.report(NvmlReport::Ended(Some("no library".into()))).await;
             assert_eq!(
                 setup.off().as_deref(),
@@ -536,8 +516,8 @@ mod tests {
         setup.started(4).await;
         setup.report(NvmlReport::Watching(Some("half of it".into()))).await;
         assert!(setup.off().unwrap().contains("half of it"));
-        // The thread is asked to register all again.
-        let mut gpus = setup.threads.lock().unwrap().last().unwrap().0.clone();
+        // The process is asked to register all again.
+        let mut gpus = setup.processes.lock().unwrap().last().unwrap().0.clone();
         gpus.mark_unchanged();
         tokio::time::timeout(HANG, gpus.changed()).await.unwrap().unwrap();
         setup.report(NvmlReport::Ended(None)).await;
@@ -547,7 +527,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hanging_thread_is_reported_and_no_second_one_is_started() {
+    async fn a_hanging_process_is_reported_and_no_second_one_is_started() {
         let mut setup = Setup::begin(unreadable(), Duration::from_millis(1));
         setup.started(1).await;
         let mut judged = setup.judgement.subscribe();

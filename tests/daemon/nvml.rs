@@ -7,15 +7,15 @@
 use crate::common::inside::{has_program, say};
 use crate::common::{Node, allocate, count, dial, name, offered, run, soon};
 use holdfast::domain::{ContainerEdits, NvLinks, NvmlGpuQuery, NvmlLibrary, NvmlQuery, PciAddress};
-use holdfast::host::{HostRoot, NvmlAnswer, query_nvml};
+use holdfast::host::{HostRoot, NvmlAnswer, query_nvml_here};
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use holdfast::lab::sim::kubelet::EventKind;
+use nix::sys::signal::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc;
 use tonic::transport::Channel;
 
 /// The library. `SCRIPT` has a line for each of its facts: `<key of the query> <its UUID>`; for
@@ -23,8 +23,9 @@ use tonic::transport::Channel;
 /// `index <UUID of its GPU>/<number> <its UUID>`; for
 /// each link `link <UUID>/<number> <1: it is active>/<the other end>`; for two GPUs that reach each
 /// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; and `lost <UUID>`.
-/// While `<SCRIPT>.hang` exists, every call hangs. Each start of the library adds a byte to
-/// `<SCRIPT>.starts`, and each end to `<SCRIPT>.ends`.
+/// While `<SCRIPT>.hang` exists, every call hangs; while `<SCRIPT>.crash` exists, each start of the
+/// library and each wait crashes. A start adds the number of its process to `<SCRIPT>.starts`, and
+/// an end to `<SCRIPT>.ends`.
 ///
 /// A file `<SCRIPT>.event` with `<UUID> <type> <data> <recovery action>` is an event. A wait for
 /// one writes its timeout to `<SCRIPT>.waits`. It ends early without an event while
@@ -61,15 +62,19 @@ static int find(const char *by, void **device) {
     if (script) fclose(script);
     return found;
 }
+static void note(const char *name) {
+    FILE *file = fopen(name, "a");
+    if (file) { fprintf(file, "%d\n", getpid()); fclose(file); }
+}
+static void crash(void) { if (!access(SCRIPT ".crash", F_OK)) *(volatile int *)0 = 0; }
 int nvmlInit_v2(void) {
-    FILE *starts = fopen(SCRIPT ".starts", "a");
-    if (starts) { fputc('.', starts); fclose(starts); }
+    note(SCRIPT ".starts");
+    crash();
     while (!access(SCRIPT ".hang", F_OK)) usleep(1000);
     return 0;
 }
 int nvmlShutdown(void) {
-    FILE *ends = fopen(SCRIPT ".ends", "a");
-    if (ends) { fputc('.', ends); fclose(ends); }
+    note(SCRIPT ".ends");
     return 0;
 }
 #ifndef OLD
@@ -160,6 +165,7 @@ int nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout) {
     for (unsigned waited = 0; waited < timeout; waited += 2) {
         char uuid[128];
         while (!access(SCRIPT ".stuck", F_OK)) usleep(1000);
+        crash();
         if (!access(SCRIPT ".early", F_OK)) { usleep(20000); return 10; }
         FILE *script = rename(SCRIPT ".event", SCRIPT ".taken") ? 0 : fopen(SCRIPT ".taken", "r");
         if (script && fscanf(script, "%127s %llu %llu %llu", uuid, &event->type, &event->data, &action) == 4) {
@@ -558,10 +564,46 @@ fn missing_nvml_is_reported_once_and_only_where_it_is_needed() {
 
 /// The answer to one query.
 fn answer(root: &Path, library: &NvmlLibrary, question: NvmlQuery) -> NvmlAnswer {
-    let (tell, told) = mpsc::channel();
-    query_nvml(&HostRoot::new(root), library, question, move |answer| tell.send(answer).unwrap())
-        .unwrap();
-    told.recv_timeout(crate::common::HANG).unwrap()
+    query_nvml_here(&HostRoot::new(root), library, &question)
+}
+
+#[test]
+fn a_library_that_crashes_ends_only_the_process_that_uses_it() {
+    run(async {
+        let (node, hardware, script) = node(WHOLES_AND_PARTS);
+        if !compile("crashes", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
+            return;
+        }
+        fs::write(node.path("script.crash"), "").unwrap();
+        let kubelet = node.start_kubelet().await;
+        let gpu = name("nvidia.com/gpu");
+        let mut daemon = node.start_daemon();
+        // All but the GPU that is split, whose instance has no UUID yet.
+        offered(&kubelet, &gpu, GPUS - 1).await;
+        let why = daemon.logged("ended the process that used it").await;
+        assert!(why.contains("signal: 11 (SIGSEGV)"), "{why}");
+        assert!(nvml_is_off(&node).unwrap().contains("SIGSEGV"), "{:?}", nvml_is_off(&node));
+        let mut api = dial(&kubelet, &node, &gpu).await;
+        allocate(&mut api, &[&hardware.gpu_uuid(1)]).await.unwrap();
+        // A verb says it too, and lists the others.
+        let shown = node.output(&["discover"]);
+        let warned = String::from_utf8_lossy(&shown.stderr).into_owned();
+        assert!(shown.status.success() && warned.contains("SIGSEGV"), "{warned}");
+
+        // Another instance changes the question, so NVML is queried at once.
+        fs::remove_file(node.path("script.crash")).unwrap();
+        cut(&node, 2);
+        write(&node, "dev/nvidia-caps-made", "");
+        offered(&kubelet, &gpu, GPUS + 1).await;
+        soon("the end of the signal's failure", async {
+            while nvml_is_off(&node).is_some() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+        daemon.signal(Signal::SIGTERM);
+        assert!(daemon.exited().await.success(), "it was alive");
+    });
 }
 
 #[test]

@@ -70,10 +70,6 @@ fn xids_are_off(node: &Node) -> Option<String> {
     node.json(&["status"])["signals_off"]["kernel_log"].as_str().map(str::to_owned)
 }
 
-fn bytes(node: &Node, file: &str) -> usize {
-    fs::read(node.path(file)).map(|text| text.len()).unwrap_or_default()
-}
-
 #[test]
 fn an_xid_by_event_makes_its_gpu_unhealthy_at_once() {
     run(async {
@@ -233,14 +229,24 @@ fn a_library_that_hangs_in_the_wait_or_has_no_events_changes_nothing() {
     });
 }
 
-/// Waits until NVML is initialised (or not) by the watch alone.
-async fn open(node: &Node, clients: usize) {
-    // The ends are read first: another query may begin in between.
-    let now = || {
-        let ends = bytes(node, "script.ends");
-        bytes(node, "script.starts") - ends
+/// The processes in which NVML is initialised.
+fn clients(node: &Node) -> usize {
+    let pids = |file: &str| -> BTreeSet<i32> {
+        let text = fs::read_to_string(node.path(file)).unwrap_or_default();
+        text.lines().filter_map(|pid| pid.parse().ok()).collect()
     };
-    until("the clients of NVML", now, |now| *now == clients).await;
+    // The ends are read first: another query may begin in between.
+    let ended = pids("script.ends");
+    let is_alive = |pid: &&i32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    };
+    pids("script.starts").difference(&ended).filter(is_alive).count()
+}
+
+/// Waits until NVML is initialised (or not) by the watch alone.
+async fn open(node: &Node, wanted: usize) {
+    until("the clients of NVML", || clients(node), |now| *now == wanted).await;
 }
 
 #[test]
@@ -274,5 +280,35 @@ fn nvml_is_closed_by_a_reload_and_by_a_cordon_of_the_last_gpu() {
         assert_eq!(xids_are_off(&node), None, "no error of a cordoned GPU counts");
         assert!(node.output(&["device", "uncordon", &id]).status.success());
         open(&node, 1).await;
+        // The process does not outlive the daemon.
+        let mut daemon = daemon;
+        daemon.kill();
+        open(&node, 0).await;
+    });
+}
+
+#[test]
+fn a_crash_in_the_wait_is_reported_and_the_next_process_watches_again() {
+    run(async {
+        let Some((node, hardware)) = node("crashing wait", "", &[]) else { return };
+        let kubelet = node.start_kubelet().await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), GPUS).await;
+        daemon.logged(COVERED).await;
+        fs::write(node.path("script.crash"), "").unwrap();
+        let off = daemon.logged("NVML's events are not used").await;
+        assert!(off.contains("signal: 11 (SIGSEGV)"), "{off}");
+        assert!(xids_are_off(&node).unwrap().contains("SIGSEGV"));
+        let mut api = dial(&kubelet, &node, &gpu()).await;
+        allocate(&mut api, &[&hardware.gpu_uuid(1)]).await.unwrap();
+        fs::remove_file(node.path("script.crash")).unwrap();
+        // Another set of GPUs to watch is tried at once.
+        let last = hardware.gpu_uuid(GPUS - 1);
+        assert!(node.output(&["device", "cordon", &last, "--reason", "x"]).status.success());
+        until("the watch", || xids_are_off(&node), Option::is_none).await;
+        event(&node, &hardware, 2, 79, 0).await;
+        unhealthy(&kubelet, &wholes(&hardware), &[&hardware.gpu_uuid(2), &last]).await;
+        daemon.signal(Signal::SIGTERM);
+        assert!(daemon.exited().await.success(), "it was alive");
     });
 }

@@ -1,7 +1,7 @@
-//! Xid errors by NVML's events: one thread waits for all GPUs.
+//! Xid errors by NVML's events: one watch for all GPUs.
 //!
-//! NVML stays initialised as long as the thread watches. So the watch ends when no GPU is to be
-//! watched: then a GPU can be reset, its MIG mode can be changed and the driver can be unloaded.
+//! NVML stays initialised during the watch. So the watch ends when no GPU is to be watched: then a
+//! GPU can be reset, its MIG mode can be changed and the driver can be unloaded.
 //!
 //! Only critical Xid errors are registered. NVIDIA's device plugin also registers ECC errors, and
 //! skips these events: each uncorrectable error is an Xid too.
@@ -9,21 +9,19 @@
 //! nvml-wrapper does not return the MIG instance of an event, which NVML has. So an event of a GPU
 //! in MIG mode is one of the whole GPU.
 
-use super::HostRoot;
-use crate::domain::{DeviceEvent, NvmlLibrary, PciAddress};
+use crate::domain::{DeviceEvent, PciAddress};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The longest wait for an event, and the period of polls: the thread wakes up when the machine
+/// The longest wait for an event, and the period of polls: the process wakes up when the machine
 /// wakes up anyway. An event ends the wait at once.
 pub const EVENT_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What the thread reports.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What a watch reports.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NvmlReport {
     /// From now on no error is missed. If some GPUs cannot be watched, the reason for the first.
     Watching(Option<String>),
@@ -31,35 +29,12 @@ pub enum NvmlReport {
     Idle,
     /// A GPU has reported an error.
     Seen(DeviceEvent),
-    /// The thread ends, and NVML is shut down: the reason, unless the GPUs to watch have changed.
+    /// The watch ends, and NVML is closed: the reason, unless the GPUs to watch have changed.
     Ended(Option<String>),
 }
 
-/// Watches the GPUs of `gpus` on a thread of its own. The thread may hang in NVML, for ever. It
-/// ends when the channel is closed, when no GPU is to be watched, and at the end of a wait without
-/// an event after another value was sent.
-///
-/// # Errors
-/// If no thread can be started.
-pub fn watch_nvml_events(
-    root: &HostRoot,
-    library: &NvmlLibrary,
-    gpus: watch::Receiver<BTreeSet<PciAddress>>,
-    mut report: impl FnMut(NvmlReport) + Send + 'static,
-) -> io::Result<()> {
-    let libraries = super::candidates(root, library);
-    let work = move || {
-        crate::host::lower_thread_priority();
-        // A library without the shutdown function panics when it is dropped.
-        let ended = catch_unwind(AssertUnwindSafe(|| watch_first(&libraries, gpus, &mut report)));
-        let ended = ended.unwrap_or_else(|_| Some(format!("{} is incomplete", super::NAME)));
-        report(NvmlReport::Ended(ended));
-    };
-    std::thread::Builder::new().name("nvml-events".into()).spawn(work).map(drop)
-}
-
 #[cfg(not(feature = "nvml"))]
-fn watch_first(
+pub(super) fn watch_events(
     _: &[PathBuf],
     _: watch::Receiver<BTreeSet<PciAddress>>,
     _: &mut dyn FnMut(NvmlReport),
@@ -68,7 +43,7 @@ fn watch_first(
 }
 
 #[cfg(feature = "nvml")]
-use with_nvml::watch_first;
+pub(super) use with_nvml::watch_events;
 
 #[cfg(feature = "nvml")]
 mod with_nvml {
@@ -92,8 +67,10 @@ mod with_nvml {
     /// starts, MIG instances are listed a little later than other GPUs.
     const FIRST_WAIT: Duration = Duration::from_secs(1);
 
-    /// Watches with the first library that can be initialised. Returns why it has ended.
-    pub(super) fn watch_first(
+    /// Watches the GPUs of `gpus` with the first library that can be initialised, until none is to
+    /// be watched, or until the end of a wait without an event after another set was sent. May
+    /// hang in NVML, for ever. Returns why it has ended, unless the GPUs have changed.
+    pub(in crate::host::nvml) fn watch_events(
         libraries: &[PathBuf],
         mut gpus: watch::Receiver<BTreeSet<PciAddress>>,
         report: &mut dyn FnMut(NvmlReport),

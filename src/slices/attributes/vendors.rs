@@ -129,7 +129,7 @@ impl List {
         let compute = described.and_then(|of| of.compute);
         self.text("gpu.nvidia.com/architecture", compute.map_or("", architecture));
         self.add("gpu.nvidia.com/cudaDriverVersion", version(|of| of.cuda));
-        let brand = described.and_then(|of| of.brand);
+        let brand = described.and_then(|of| of.brand.as_deref());
         self.text("gpu.nvidia.com/brand", brand.unwrap_or_default());
         // There is no room for the engines of a MIG instance, the other capacities.
     }
@@ -303,7 +303,7 @@ mod tests {
         let description = GpuDescription {
             memory_mib: Some(81_559),
             compute: Some((9, 0)),
-            brand: Some("Nvidia"),
+            brand: Some("Nvidia".into()),
             cuda: Some((12, 8)),
             instances: [((3, 0), size)].into(),
             ..GpuDescription::default()
