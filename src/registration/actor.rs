@@ -163,7 +163,7 @@ impl Registration {
             awaiting_kubelet: resource.machine.is_kubelet_absent(),
             problem: resource.logged.clone(),
             contested: resource.machine.is_contested(),
-            disagreement: self.audit.disagreement(name).map(ToString::to_string),
+            disagreement: self.audit.disagreement(name).map(|it| it.to_string()),
             last_registration_us: resource
                 .took
                 .and_then(|took| u64::try_from(took.as_micros()).ok()),

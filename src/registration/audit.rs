@@ -117,7 +117,7 @@ impl fmt::Display for Disagreement {
             Disagreement::Answer(Foreign { pod_uid, container, .. }) => write!(
                 f,
                 "another plugin has answered for container `{container}` of the pod with UID {pod_uid}; stop that plugin, or \
-                 rename one of the two resources"
+                 rename one of the two resources; this is shown until the kubelet has forgotten the pod"
             ),
         }
     }
@@ -145,9 +145,10 @@ pub(crate) struct Audit {
     differing: BTreeMap<ResourceName, Differing>,
     /// The other plugins' answers of the last pass.
     known: Option<BTreeSet<Foreign>>,
-    /// The last disagreement of each resource. A list's stays until the lists agree, an answer's
-    /// until the kubelet restarts.
+    /// The last difference of each resource's list, until the lists agree.
     found: BTreeMap<ResourceName, Disagreement>,
+    /// The answers that have counted, until the kubelet no longer has them.
+    answers: BTreeSet<Foreign>,
 }
 
 impl Audit {
@@ -159,6 +160,7 @@ impl Audit {
             differing: BTreeMap::new(),
             known: None,
             found: BTreeMap::new(),
+            answers: BTreeSet::new(),
         }
     }
 
@@ -167,15 +169,18 @@ impl Audit {
         self.due
     }
 
-    /// The last disagreement with the kubelet about this resource.
-    pub(crate) fn disagreement(&self, resource: &ResourceName) -> Option<&Disagreement> {
-        self.found.get(resource)
+    /// The present disagreement with the kubelet about this resource. An answer of another plugin
+    /// explains a list of another plugin, and names the pod.
+    pub(crate) fn disagreement(&self, resource: &ResourceName) -> Option<Disagreement> {
+        let answer = self.answers.iter().find(|foreign| foreign.resource == *resource);
+        answer.cloned().map(Disagreement::Answer).or_else(|| self.found.get(resource).cloned())
     }
 
     /// The kubelet was restarted, and has no state of before.
     pub(crate) fn new_kubelet(&mut self) {
         self.differing.clear();
         self.found.clear();
+        self.answers.clear();
         // The former losses concerned the former kubelet.
         self.doubt_until = Duration::ZERO;
     }
@@ -212,18 +217,21 @@ impl Audit {
             Some(theirs) => self.compare_lists(ours, &theirs, now, &mut disagreements),
             None => self.differing.clear(),
         }
+        self.found.extend(disagreements.clone());
         if let Some(foreign) = seen.foreign {
+            self.answers.retain(|answer| foreign.contains(answer));
             if let Some(known) = &self.known {
                 let new = foreign.difference(known).filter(|foreign| {
                     ours.contains_key(&foreign.resource) && keeps_alloc_id(&foreign.resource)
                 });
-                disagreements.extend(new.map(|foreign| {
-                    (foreign.resource.clone(), Disagreement::Answer(foreign.clone()))
-                }));
+                for foreign in new {
+                    self.answers.insert(foreign.clone());
+                    let answer = Disagreement::Answer(foreign.clone());
+                    disagreements.insert(foreign.resource.clone(), answer);
+                }
             }
             self.known = Some(foreign);
         }
-        self.found.extend(disagreements.clone());
         disagreements
     }
 
@@ -246,9 +254,7 @@ impl Audit {
             };
             if ours == theirs && !self.differing.get(resource).is_some_and(hides) {
                 self.differing.remove(resource);
-                self.found.retain(|found, what| {
-                    found != resource || matches!(what, Disagreement::Answer(_))
-                });
+                self.found.remove(resource);
                 continue;
             }
             let was_empty = theirs.is_empty();
@@ -419,7 +425,20 @@ mod tests {
             None,
             "an unreadable checkpoint changes nothing"
         );
+        assert!(audit.disagreement(&gpu()).is_some());
         assert_eq!(found(&mut audit, &["a"], answered(&["new"]), ms(5_000)), None);
+        let newer = found(&mut audit, &["a"], answered(&["new", "newer"]), ms(6_000));
+        assert!(newer.is_some());
+        assert_eq!(found(&mut audit, &["a"], answered(&["new"]), ms(7_000)), None);
+        let left = audit.disagreement(&gpu());
+        assert!(
+            matches!(&left, Some(Disagreement::Answer(foreign)) if foreign.pod_uid == "new"),
+            "{left:?}"
+        );
+        assert_eq!(found(&mut audit, &["a"], lists(&["a"]), ms(8_000)), None);
+        assert!(audit.disagreement(&gpu()).is_some(), "the checkpoint was not read");
+        assert_eq!(found(&mut audit, &["a"], answered(&[]), ms(9_000)), None);
+        assert_eq!(audit.disagreement(&gpu()), None, "the kubelet has none of them any longer");
     }
 
     #[test]

@@ -175,20 +175,18 @@ pub(crate) fn two_plugins(cluster: &mut Cluster) {
     assert!(!reported.is_empty() && race.ends.by_number > 0, "{reported:?}, {:?}", race.ends);
     drop(rival);
 
-    // The kubelet ends our stream with the other one's: the first pods may have to wait.
-    let step_until = |cluster: &mut Cluster, race: &mut Race, ends: usize| {
-        wait_for("pods get devices", SOON, || {
-            race.step(cluster);
-            assert_eq!(race.violations(), Vec::<String>::new());
-            (race.ends.by_number >= ends).then_some(())
-        });
-        complaints(&daemon)
-    };
+    // The end of any stream of a resource ends the endpoint that registered last, and closes its
+    // connection (`runClient` of the kubelet's `devicemanager/plugin/v1beta1`). That may be ours,
+    // so the first pods may have to wait.
     let during = race.ends.by_number;
-    let last = step_until(cluster, &mut race, during + DEVICES);
-    let after = step_until(cluster, &mut race, during + 3 * DEVICES);
-    assert_eq!(after, last, "another plugin still answers");
+    wait_for("pods get devices, and `status` names no other plugin", SOON, || {
+        race.step(cluster);
+        assert_eq!(race.violations(), Vec::<String>::new());
+        let has_ended = race.ends.by_number >= during + 3 * DEVICES;
+        (has_ended && complaints(&daemon).is_empty()).then_some(())
+    });
     race.end(cluster);
+    assert_eq!(complaints(&daemon), BTreeSet::new(), "another plugin still answers");
     cluster.until_allocatable(NAME, DEVICES);
     assert_eq!(cluster.holdings_by(STAY, |_| daemon.who()), stays, "a pod was hurt");
     say(format_args!(
