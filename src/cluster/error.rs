@@ -1,5 +1,6 @@
 //! Why the API server could not be used.
 
+use super::collection::PODS;
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -205,11 +206,33 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
         403 if path.ends_with("/tokenreviews") || path.ends_with("/subjectaccessreviews") => {
             "; grant create of tokenreviews and subjectaccessreviews (docs/install.md)"
         }
+        403 if path == PODS => {
+            "; a kubelet may list the pods of its own node: NODE_NAME must be its name in the cluster"
+        }
         403 if path.starts_with("/api/v1/nodes/") => "; grant get of nodes (docs/dra.md)",
         403 => "; grant list and watch of nodes (docs/install.md)",
         404 if path.starts_with("/apis/resource.k8s.io/v1/") => {
             "; resource.k8s.io/v1 needs Kubernetes 1.34"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_right_that_its_request_needs() {
+        for (path, wanted) in [
+            ("/api/v1/nodes", "grant list and watch of nodes"),
+            ("/api/v1/nodes/gpu-7", "grant get of nodes"),
+            ("/api/v1/pods", "a kubelet may list the pods of its own node"),
+        ] {
+            let details = Box::new(Details { path: path.into(), ..Details::default() });
+            let (message, retry_after) = ("forbidden".into(), None);
+            let error = ClusterError::Refused { code: 403, message, retry_after, details };
+            assert!(error.to_string().contains(wanted), "{error}");
+        }
     }
 }
