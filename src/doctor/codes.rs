@@ -107,6 +107,8 @@ codes! {
         "the shares of the resource are unhealthy: no new pod gets one";
     MPS_PROGRAMS_MISSING = "mps-programs-missing" Error
         "without them no control daemon of MPS runs: no pod gets a share";
+    METRICS_UNDECIDED = "metrics-undecided" Warning
+        "every request of /metrics and of the page is answered with 503, so nothing is scraped";
     SIGNALS_OFF = "signals-off" Note "device failures that only this signal shows are not detected";
 
     // The configuration and the devices.

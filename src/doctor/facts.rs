@@ -43,6 +43,9 @@ pub struct Facts {
     pub cdi: Option<Cdi>,
     /// What the driver for claims needs, if it is on.
     pub dra: Option<Dra>,
+    /// Whether the API server answers questions about the clients of `/metrics`, or why not. Only
+    /// with `telemetry.authorize`.
+    pub reviews: Option<Result<(), String>>,
     /// Whether the programs for MPS are installed where this process finds them.
     pub mps_programs: Option<bool>,
     /// NVIDIA's driver.
@@ -71,6 +74,7 @@ impl Facts {
             ledger: None,
             cdi: None,
             dra: None,
+            reviews: None,
             mps_programs: None,
             nvidia: None,
             host: None,
@@ -131,6 +135,8 @@ pub struct Requirements {
     pub mps: Vec<String>,
     /// Whether the driver for claims (`[dra]`) is on.
     pub dra: bool,
+    /// Whether the API server decides who may read `/metrics` (`telemetry.authorize`).
+    pub authorize: bool,
 }
 
 /// The object at a path.

@@ -32,6 +32,7 @@ pub(super) fn healthy() -> Facts {
         cdi: vec!["nvidia.com/gpu".into()],
         mps: vec!["nvidia.com/gpu".into()],
         dra: true,
+        authorize: true,
     };
     let containerd = ContainerdFile {
         path: "/etc/containerd/config.toml".into(),
@@ -86,6 +87,7 @@ pub(super) fn healthy() -> Facts {
             containerd: vec![containerd],
             crio_dirs: None,
         }),
+        reviews: Some(Ok(())),
         dra: Some(Dra { unusable: Vec::new(), api: Some(Ok(api_server())) }),
         mps_programs: Some(true),
         nvidia: Some(installed_driver()),

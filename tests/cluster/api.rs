@@ -129,10 +129,13 @@ impl Api {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Deletes the roles and policies of this repository, as an administrator.
+    /// Deletes the accounts, roles and policies of this repository, as an administrator. The chart
+    /// does not take over an account that exists.
     pub(crate) fn delete_rights(&self) {
-        let kinds = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
-        let output = self.kubectl("admin", &["delete", kinds, "-l", LABEL], "");
+        let kinds = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings,\
+             serviceaccounts,configmaps";
+        let output =
+            self.kubectl("admin", &["delete", kinds, "-n", "kube-system", "-l", LABEL], "");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 

@@ -38,6 +38,7 @@ mod parts;
 mod pki;
 mod plane;
 mod racing;
+mod readers;
 #[path = "../common/real/mod.rs"]
 mod real;
 #[path = "../common/recording/mod.rs"]
@@ -170,6 +171,7 @@ tests! {
     the_chart_is_installed_and_upgraded_by_helm: daemon_set::chart::by_helm,
     the_rules_of_pod_security_that_the_pod_does_not_keep_are_documented: daemon_set::security::pod_security,
     each_component_uses_all_its_rights_and_no_others: daemon_set::security::rights_are_used,
+    the_api_server_decides_who_reads_metrics: readers::decided,
     two_device_plugins_fight_for_one_resource: fighting::two_plugins,
     many_nodes_share_an_api_server: fleet::many_nodes,
     the_kubelet_calls_a_driver_as_recorded: timelines::on_the_real,

@@ -2,8 +2,8 @@
 
 use super::super::codes::{
     DAEMON_ABSENT, DAEMON_HANGS, DAEMON_NOT_READY, DAEMON_NOT_RUNNING, DAEMON_OTHER_VERSION,
-    HOOK_FAILED, HOOK_NOT_RUN, MPS_DOWN, MPS_PROGRAMS_MISSING, RESOURCE_NOT_REGISTERED,
-    SIGNALS_OFF, TWO_DAEMONS,
+    HOOK_FAILED, HOOK_NOT_RUN, METRICS_UNDECIDED, MPS_DOWN, MPS_PROGRAMS_MISSING,
+    RESOURCE_NOT_REGISTERED, SIGNALS_OFF, TWO_DAEMONS,
 };
 use super::super::{Answer, Facts, Finding, PathState};
 use super::{is_true, list, number, text};
@@ -178,6 +178,19 @@ pub(super) fn mps(facts: &Facts) -> Option<Vec<Finding>> {
     let todo = "install the driver's programs; in a container use the component mps, or set \
                 `mps_control = \"external\"` if another program runs the control daemon";
     Some(vec![Finding::new(&MPS_PROGRAMS_MISSING, wants.join(", "), found, todo)])
+}
+
+/// With `telemetry.authorize`, whether the API server decides who may read `/metrics`.
+pub(super) fn readers(facts: &Facts) -> Option<Vec<Finding>> {
+    if !facts.config.as_ref()?.as_ref().ok()?.authorize {
+        return Some(Vec::new());
+    }
+    let todo = "the component metrics-authorize, or `telemetry.authorize` of the chart, has the \
+                ClusterRole and the token; the kubelet's own credentials need no right \
+                (docs/metrics.md)";
+    let why = facts.reviews.as_ref()?.as_ref().err();
+    let finding = |why| Finding::new(&METRICS_UNDECIDED, "telemetry.authorize", why, todo);
+    Some(why.map(finding).into_iter().collect())
 }
 
 pub(super) fn signals(facts: &Facts) -> Option<Vec<Finding>> {

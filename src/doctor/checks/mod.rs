@@ -43,6 +43,7 @@ pub const CHECKS: &[Check] = &[
     Check { name: "registrations", run: daemon::registrations },
     Check { name: "hooks", run: daemon::hooks },
     Check { name: "mps", run: daemon::mps },
+    Check { name: "metrics-readers", run: daemon::readers },
     Check { name: "signals", run: daemon::signals },
     Check { name: "resources", run: devices::selected },
     Check { name: "nvidia-driver", run: nvidia::driver },

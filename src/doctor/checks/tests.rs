@@ -187,6 +187,7 @@ const BROKEN: &[(&[Code], Break)] = &[
         has_no_daemon(facts);
         facts.mps_programs = Some(false);
     }),
+    (&[codes::METRICS_UNDECIDED], |facts| facts.reviews = Some(Err("forbidden".into()))),
     (&[codes::SIGNALS_OFF], |facts| status(facts)["signals_off"] = json!({ "nvml": "no library" })),
     (&[codes::KERNEL_LOG_UNREADABLE], |facts| {
         status(facts)["signals_off"] = json!({ "kernel_log": "permission denied" });

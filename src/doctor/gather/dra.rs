@@ -69,11 +69,24 @@ fn why_unusable(folder: &Path, kubelet: &Path, mounts: &[Mount]) -> Option<Strin
 
 /// The API server. `None` if this process may not read the credentials.
 fn api(input: &ReaderInput, config: &Config) -> Option<Result<DraApi, String>> {
-    let roots = &input.target.roots;
-    let client = Client::new(Credentials::new(&config.credentials, &roots.kubelet, &roots.host));
     let node = config.node.api_name().unwrap_or_default();
-    let asked = ask(async { timeout(QUERY_DEADLINE, examine(&client, &node)).await })?;
-    match asked {
+    let client = client(input, config);
+    answer(input, examine(&client, &node))
+}
+
+/// A client with the daemon's credentials.
+pub(super) fn client(input: &ReaderInput, config: &Config) -> Client {
+    let roots = &input.target.roots;
+    Client::new(Credentials::new(&config.credentials, &roots.kubelet, &roots.host))
+}
+
+/// The answer of the API server, or why there is none. `None` if this process may not read the
+/// credentials.
+pub(super) fn answer<T>(
+    input: &ReaderInput,
+    question: impl Future<Output = Result<T, ClusterError>>,
+) -> Option<Result<T, String>> {
+    match ask(async { timeout(QUERY_DEADLINE, question).await })? {
         Ok(Err(ClusterError::Credentials(_))) if !input.may_read_all => None,
         Ok(asked) => Some(asked.map_err(|error| error.to_string())),
         Err(_elapsed) => Some(Err(format!(

@@ -43,6 +43,7 @@ pub(super) fn wants(
             .map(|spec| spec.name.to_string())
             .collect(),
         dra: config.dra,
+        authorize: config.authorize,
     })
 }
 

@@ -11,6 +11,8 @@ mod host;
 mod kubelet;
 mod mounts;
 mod nvidia;
+#[cfg(feature = "cluster")]
+mod reviews;
 mod runtime;
 
 use super::Facts;
@@ -81,6 +83,8 @@ const READERS: &[Reader] = &[
     Reader { what: "the container runtime's configuration", run: runtime::cdi },
     #[cfg(feature = "cluster")]
     Reader { what: "the API server", run: dra::dra },
+    #[cfg(feature = "cluster")]
+    Reader { what: "the API server's reviews", run: reviews::reviews },
     Reader { what: "the host's settings", run: host::host },
     Reader { what: "/dev/kmsg", run: host::kernel_log },
 ];

@@ -8,24 +8,18 @@ use crate::daemon::{CLAIMED, Daemon};
 use crate::node::{DEVICES, NODE, device};
 use crate::objects::LISTS;
 use crate::plane::AUDIT;
+use crate::readers::AUTHORIZE;
 use crate::rights::OF_POD;
 use crate::upgrades::EVENTS;
-use crate::{SOON, pki, reporting, rights, say, wait_for};
+use crate::{SOON, pki, readers, reporting, rights, say, wait_for};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpStream;
 use std::path::Path;
 
 const NODE_LABELS: &str =
     include_str!("../../../packaging/kustomize/components/node-labels/rbac.yaml");
-const AUTHORIZE: &str =
-    include_str!("../../../packaging/kustomize/components/metrics-authorize/rbac.yaml");
 const DOCUMENT: &str = include_str!("../../../docs/install.md");
-
-/// Where the daemon of the second part serves its page.
-const METRICS: &str = "127.0.0.1:9477";
 
 /// What each level forbids, in the words of the API server. docs/install.md has the reasons.
 const FORBIDDEN: [(&str, &[&str]); 2] = [
@@ -144,18 +138,6 @@ fn check_rights(what: &str, cluster: &Cluster, start: usize, manifests: &[&str])
     assert_eq!(used, granted, "{what}: the manifests do not grant what is used");
 }
 
-/// The first line of the answer of `/metrics` to a client with this token.
-fn answer(token: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(METRICS).ok()?;
-    let request = format!(
-        "GET /metrics HTTP/1.1\r\nHost: {METRICS}\r\nAuthorization: Bearer {token}\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).ok()?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).ok()?;
-    Some(line)
-}
-
 /// Each component that uses the API server uses all that its manifest grants, and nothing else.
 pub(crate) fn rights_are_used(cluster: &mut Cluster) {
     const REPORTS: &str = "events = true\nnode_condition = true\n";
@@ -211,7 +193,7 @@ paths = ["/dev/labelled"]
     check_rights("claims, reports and labels", cluster, start, &first);
 
     // The labels without claims, and clients of /metrics.
-    let metrics = format!("listen = \"{METRICS}\"\nauthorize = \"kubernetes\"");
+    let metrics = format!("listen = \"{}\"\nauthorize = \"kubernetes\"", readers::ADDRESS);
     daemon.configure("listen = \"off\"", &metrics);
     daemon.configure(REPORTS, "");
     daemon.configure("api = \"dra\"", "api = \"plugin\"");
@@ -222,7 +204,7 @@ paths = ["/dev/labelled"]
     let kubeconfig: Value = serde_json::from_slice(&fs::read(&credentials).unwrap()).unwrap();
     let token = kubeconfig["users"][0]["user"]["token"].as_str().unwrap();
     wait_for("the client may not read /metrics", SOON, || {
-        answer(token).filter(|line| line.starts_with("HTTP/1.1 403 "))
+        readers::code("/metrics", Some(token)).filter(|code| *code == 403)
     });
     cluster.shown("admin", &["label", "node", NODE, "example.com/pool-"]);
     daemon.wait_until_logged("- example.com/labelled");
