@@ -40,7 +40,7 @@ impl PodSight {
     #[must_use]
     pub fn in_words(self) -> &'static str {
         match self {
-            PodSight::Gone => "the kubelet has removed the cgroup of the pod",
+            PodSight::Gone => "the pod has ended, and the kubelet has removed its cgroup",
             PodSight::Ended => "no process of the pod runs, but its cgroup still exists",
             PodSight::Running => {
                 "the kubelet has forgotten the pod, but a process of it still runs"

@@ -128,9 +128,14 @@ impl KubeletObserver {
         uids.into_iter().map(|uid| (uid.to_owned(), hierarchies.state(uid))).collect()
     }
 
+    /// The pods with a log folder, by UID. Without any if that cannot be read.
+    pub(super) fn names(&self) -> BTreeMap<String, PodName> {
+        pods::names(&self.host_root).unwrap_or_default()
+    }
+
     /// The pod's names, by its log folder.
     pub(super) fn name(&self, uid: &str) -> Option<PodName> {
-        pods::names(&self.host_root).ok()?.remove(uid)
+        self.names().remove(uid)
     }
 
     /// The number of populated cgroups below the pod's own.
@@ -221,7 +226,7 @@ impl KubeletObserver {
         let all_live = pods.union(claim_pods).all(|uid| self.lives(uid));
         let hierarchies = if all_live { self.hierarchies() } else { self.find_hierarchies() };
         let checkpoint = self.checkpoint.read();
-        let names = pods::names(&self.host_root).unwrap_or_default();
+        let names = self.names();
         let uids = pods.iter().chain(claim_pods).chain(names.keys());
         let cgroups = uids.map(|uid| (uid.clone(), hierarchies.state(uid))).collect();
         let Wants { kubelet, kubelet_settled, .. } = *wants;

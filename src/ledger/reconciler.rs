@@ -7,6 +7,7 @@ use super::observe::{KubeletAge, KubeletObserver, Wants};
 use super::sight::{Seen, refusal};
 use crate::domain::{Grant, Moment, PendingReleases, Refusal};
 use actix::SpawnHandle;
+use std::cell::LazyCell;
 use std::time::{Duration, Instant};
 
 /// Rate limit: the minimum pause after a pass, as a multiple of its duration. Passes get slower as
@@ -87,11 +88,12 @@ impl Reconciler {
         config: &LedgerConfig,
         now: Moment,
     ) -> PendingReleases {
-        let kubelet_settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
+        let settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
         let cgroups = self.observer.cgroups(ledger.pods().union(&ledger.claim_pods()).copied());
         let cgroup = |uid: &str| cgroups.get(uid).copied().unwrap_or_default();
-        let boot_id = &config.boot_id;
-        pending_releases(ledger, &self.watchlist, boot_id, kubelet_settled, &cgroup, now)
+        let (logs, boot_id) = (LazyCell::new(|| self.observer.names()), &config.boot_id);
+        let has_logs = |uid: &str| logs.contains_key(uid);
+        pending_releases(ledger, &self.watchlist, boot_id, settled, &cgroup, &has_logs, now)
     }
 
     /// Why an exclusive grant is refused, from the observations of the kubelet (I2).

@@ -43,6 +43,7 @@ mod readers;
 mod real;
 #[path = "../common/recording/mod.rs"]
 mod recording;
+mod removals;
 mod reporting;
 mod rights;
 mod slices;
@@ -144,6 +145,8 @@ tests! {
     a_pod_with_a_claim_sees_its_devices: holders::a_pod_sees_its_devices,
     two_pods_share_a_claim: holders::two_pods_share_a_claim,
     the_next_pod_starts_after_the_end_of_a_forcibly_deleted_one: holders::force_delete,
+    a_removed_pod_reads_as_such_at_once: removals::of_both_apis,
+    a_pod_deleted_by_force_reads_as_such: removals::by_force,
     a_gpu_and_a_network_function_have_the_same_root: hardware::the_same_root,
     a_claim_has_a_whole_or_other_claims_have_its_parts: parts::a_whole_or_its_parts_run,
     claims_for_the_drivers_of_vendors_get_devices: vendors::claims_for_their_drivers,

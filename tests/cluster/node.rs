@@ -222,6 +222,23 @@ pub(crate) fn processes_of_pod(uid: &str) -> Vec<i32> {
     pod_processes().into_iter().filter(of_pod).collect()
 }
 
+/// Whether one of the hierarchies has a cgroup of the pod.
+pub(crate) fn has_cgroup(uid: &str) -> bool {
+    let mut folders = vec![Path::new("/sys/fs/cgroup").to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if entry.file_name().to_string_lossy().contains(uid) {
+                return true;
+            }
+            folders.push(entry.path());
+        }
+    }
+    false
+}
+
 fn collect_processes(group: &Path, found: &mut Vec<i32>) {
     let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
     found.extend(text.lines().filter_map(|pid| pid.parse::<i32>().ok()));

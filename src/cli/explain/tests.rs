@@ -79,13 +79,13 @@ GPU-cc: gpu, 0000:18:00.0, /dev/nvidia0, NUMA node 1
   health     Unhealthy: xid
   held by    ml/train-0, container main, since 2023-11-14T22:13:20Z
   by         an Allocate (device plugin)
-  state      pod gone: the kubelet has removed the cgroup of the pod, since
-             2023-11-14T22:14:20Z
+  state      pod gone: the pod has ended, and the kubelet has removed its
+             cgroup; the kubelet has not listed it since 2023-11-14T22:14:20Z
   waits for  a kubelet that has run for a minute; before that its list may lack
              pods
   waits for  two lists of the kubelet without the pod, 5 s apart (1 so far)
-  then       the device is released as soon as that is proven; if it stays so,
-             see docs/operate.md
+  then       the device is released as soon as that is proven, usually within a
+             minute; if not, see HoldfastGrantSuspect in docs/operate.md
   next       no new container gets it until the cause has ended; docs/health.md
              explains the reason
 ";

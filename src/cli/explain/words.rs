@@ -99,7 +99,11 @@ pub(super) fn held<'a>(
     };
     let state = grant.state_for_people(release);
     let since = release.and_then(|release| release.since);
-    let since = since.map(|since| format!(", since {}", since.to_seconds())).unwrap_or_default();
+    let subject = match grant.claim {
+        Some(_) => ", since",
+        None => "; the kubelet has not listed it since",
+    };
+    let since = since.map(|since| format!("{subject} {}", since.to_seconds())).unwrap_or_default();
     let (about, next) = about(grant, release);
     let explained = format!("{state}: {about}{since}");
     let waits = release.iter().flat_map(|release| {
@@ -113,8 +117,8 @@ pub(super) fn held<'a>(
 
 /// What the state means, and what follows it.
 fn about(grant: &Grant, release: Option<&PendingRelease>) -> (&'static str, &'static str) {
-    const PROVEN: &str =
-        "the device is released as soon as that is proven; if it stays so, see docs/operate.md";
+    const PROVEN: &str = "the device is released as soon as that is proven, usually within a \
+         minute; if not, see HoldfastGrantSuspect in docs/operate.md";
     match (&grant.state, release) {
         (GrantState::Prepared { unprepared_at: Some(_), .. }, _) => {
             ("the kubelet has unprepared the claim", PROVEN)

@@ -11,8 +11,8 @@ use crate::domain::{
     PodSight, Timestamp,
 };
 
-/// Milliseconds after the binding of its grant in which a pod without a process counts as starting:
-/// the kubelet creates the cgroup after the checkpoint.
+/// Milliseconds after the binding of its grant in which a pod without a process counts as starting,
+/// unless its cgroup was removed: the kubelet creates the cgroup after the checkpoint.
 const STARTED_WITHIN_MS: u64 = 60_000;
 
 /// What is known apart from the ledger and the watchlist.
@@ -20,6 +20,7 @@ struct Now<'a> {
     boot_id: &'a str,
     kubelet_settled: bool,
     cgroup: &'a dyn Fn(&str) -> CgroupState,
+    has_logs: &'a dyn Fn(&str) -> bool,
     moment: Moment,
 }
 
@@ -27,10 +28,17 @@ impl Now<'_> {
     fn has_had_time(&self, since: Timestamp) -> bool {
         self.moment.wall.0.saturating_sub(since.0) > STARTED_WITHIN_MS
     }
+
+    /// Whether the pod had a cgroup, and has none now. The kubelet creates the folder for the logs
+    /// of a pod after its cgroup, and removes it later (`syncPod` and `createPodSandbox` there).
+    fn has_gone(&self, uid: &str, cgroup: CgroupState) -> bool {
+        cgroup == CgroupState::Absent && (self.has_logs)(uid)
+    }
 }
 
 /// The live grants whose pods have ended, or that the kubelet no longer lists. `boot_id` is that of
-/// the present boot; `cgroup` reads the state of a pod's cgroup.
+/// the present boot; `cgroup` reads the state of a pod's cgroup, and `has_logs` whether it has a
+/// folder for logs.
 #[must_use]
 pub fn pending_releases(
     ledger: &Ledger,
@@ -38,9 +46,10 @@ pub fn pending_releases(
     boot_id: &str,
     kubelet_settled: bool,
     cgroup: &dyn Fn(&str) -> CgroupState,
+    has_logs: &dyn Fn(&str) -> bool,
     moment: Moment,
 ) -> PendingReleases {
-    let now = &Now { boot_id, kubelet_settled, cgroup, moment };
+    let now = &Now { boot_id, kubelet_settled, cgroup, has_logs, moment };
     let pending = |grant: &Grant| match &grant.state {
         GrantState::Bound { pod, bound_at, .. } => {
             of_container(watchlist, grant, pod, *bound_at, None, now)
@@ -68,7 +77,9 @@ fn of_container(
     let cgroup = (now.cgroup)(&pod.uid);
     let was_seen = watchlist.was_alive(&pod.uid);
     let may_come_back = grant.boot_id != now.boot_id && !was_seen;
-    let has_started = suspect_at.is_some() || was_seen || now.has_had_time(bound_at);
+    let has_had_time = suspect_at.is_some() || now.has_had_time(bound_at);
+    let was_there = watchlist.was_there(&pod.uid) || now.has_gone(&pod.uid, cgroup);
+    let has_started = has_had_time || was_there;
     let pod = match cgroup {
         CgroupState::Populated | CgroupState::Unknown if suspect_at.is_none() => return None,
         CgroupState::Populated => PodSight::Running,
@@ -113,7 +124,8 @@ fn of_claim(
 ) -> Option<PendingRelease> {
     let states: Vec<CgroupState> = pods.iter().map(|pod| (now.cgroup)(&pod.uid)).collect();
     let has = |state: CgroupState| states.contains(&state);
-    let is_new = pods.is_empty() || !now.has_had_time(prepared_at);
+    let have_gone = pods.iter().zip(&states).all(|(pod, state)| now.has_gone(&pod.uid, *state));
+    let is_new = pods.is_empty() || !now.has_had_time(prepared_at) && !have_gone;
     let (pod, mut waits_for) = match (has(CgroupState::Populated), has(CgroupState::Unknown)) {
         (true, _) => (PodSight::Running, vec![MissingProof::Processes]),
         (false, true) => (PodSight::Unlisted, vec![MissingProof::CgroupUnreadable]),
@@ -175,6 +187,7 @@ mod tests {
         watchlist: Watchlist,
         seen: Observation,
         boot_id: &'static str,
+        has_logs: bool,
     }
 
     impl World {
@@ -200,7 +213,8 @@ mod tests {
                 cgroups: BTreeMap::from([("u1".into(), CgroupState::Populated)]),
                 ..Observation::default()
             };
-            World { ledger, watchlist: Watchlist::default(), seen, boot_id: BOOT }
+            let watchlist = Watchlist::default();
+            World { ledger, watchlist, seen, boot_id: BOOT, has_logs: false }
         }
 
         fn bound() -> Self {
@@ -227,7 +241,8 @@ mod tests {
             let cgroup = |uid: &str| self.seen.cgroups.get(uid).copied().unwrap_or_default();
             let (ledger, watchlist, now) = (&self.ledger, &self.watchlist, at(seconds));
             let settled = self.seen.kubelet_settled;
-            pending_releases(ledger, watchlist, self.boot_id, settled, &cgroup, now)
+            let has_logs = |_: &str| self.has_logs;
+            pending_releases(ledger, watchlist, self.boot_id, settled, &cgroup, &has_logs, now)
                 .remove(&AllocId::new("a-1"))
         }
     }
@@ -267,6 +282,15 @@ mod tests {
         let world = World::bound().with(CgroupState::Absent, true);
         assert_eq!(world.pending(59), None);
         assert_eq!(world.pending(61).unwrap().pod, PodSight::Gone, "also after our own restart");
+        let short = World { has_logs: true, ..world };
+        assert_eq!(short.pending(2).unwrap().pod, PodSight::Gone, "it had a cgroup");
+        let mut short = short.with(CgroupState::Empty, true);
+        short.look(1);
+        assert_eq!(short.pending(2), None, "it may start");
+        let mut short = short.with(CgroupState::Absent, true);
+        short.look(2);
+        short.has_logs = false;
+        assert_eq!(short.pending(3).unwrap().pod, PodSight::Gone, "also without its logs");
         let unseen = World::bound().with(CgroupState::Unknown, true);
         assert_eq!(unseen.pending(61), None, "what cannot be read shows nothing");
     }
@@ -311,6 +335,8 @@ mod tests {
         let ended = prepared.with(CgroupState::Absent, true);
         assert_eq!(ended.pending(59), None, "its pod starts");
         assert_eq!(ended.pending(61).unwrap().waits_for, [MissingProof::Unprepare]);
+        let short = World { has_logs: true, ..ended };
+        assert_eq!(short.pending(2).unwrap().waits_for, [MissingProof::Unprepare]);
         let unprepared = claim(Some(Timestamp(WALL + 7000)));
         let pending = unprepared.pending(8).unwrap();
         assert_eq!((pending.pod, pending.since), (PodSight::Running, Some(Timestamp(WALL + 7000))));

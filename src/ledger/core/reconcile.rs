@@ -66,6 +66,9 @@ pub const NEVER_STARTED: &str = "never_started";
 pub struct Watchlist {
     /// UIDs of pods that were seen to run in this boot.
     alive: BTreeSet<String>,
+    /// UIDs of pods that had a folder for logs and no cgroup: they have started and are gone. Only
+    /// for what is shown, since a folder may be that of the former boot.
+    gone: BTreeSet<String>,
     /// The newest kubelet that wrote a checkpoint with the grant. A kubelet that restarts may have
     /// lost the grant; one that keeps running has not.
     known: BTreeMap<AllocId, KubeletGeneration>,
@@ -129,6 +132,11 @@ impl Watchlist {
         self.alive.contains(uid)
     }
 
+    /// Whether the pod was seen to run, or to have gone.
+    pub(super) fn was_there(&self, uid: &str) -> bool {
+        self.alive.contains(uid) || self.gone.contains(uid)
+    }
+
     /// How many listings in succession lacked the pod of a grant, and for how long.
     pub(super) fn absence(&self, alloc_id: &AllocId, now: Duration) -> (u32, Duration) {
         self.absent
@@ -173,6 +181,7 @@ impl Watchlist {
         self.claims.retain_live(ledger);
         let holders = ledger.pods();
         self.alive.retain(|uid| holders.contains(uid.as_str()));
+        self.gone.retain(|uid| holders.contains(uid.as_str()));
         self.ended.retain(|id, _| ledger.grant(id).is_some());
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| {
@@ -192,6 +201,9 @@ pub fn reconcile(
     let evidence = Evidence::new(ledger, observation);
     let running = observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Populated);
     watchlist.alive.extend(running.map(|(uid, _)| uid.clone()));
+    let absent = observation.cgroups.iter().filter(|(_, state)| **state == CgroupState::Absent);
+    let gone = absent.filter(|(uid, _)| observation.names.contains_key(*uid));
+    watchlist.gone.extend(gone.map(|(uid, _)| uid.clone()));
     watchlist.note_known(observation);
     if observation.checkpoint.is_some() {
         let placed = ledger.grants().filter(|grant| grant.is_placed());
