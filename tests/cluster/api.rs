@@ -77,6 +77,12 @@ impl Api {
         serde_json::from_str(&text).unwrap()
     }
 
+    /// Replaces an object, or the status of it.
+    pub(crate) fn replace(&self, path: &str, object: &Value) {
+        let (code, text) = self.request("PUT", path, "application/json", &object.to_string());
+        assert_eq!(code, 200, "PUT {path}: {text}\n{object}");
+    }
+
     /// Deletes an object; with 0 seconds at once, without a confirmation by the kubelet. An absent
     /// object is deleted.
     pub(crate) fn delete(&self, path: &str, grace: Option<u32>) {

@@ -25,12 +25,15 @@ mod archive;
 mod cluster;
 mod daemon;
 mod daemon_set;
+#[path = "../common/exec.rs"]
+mod exec;
 mod fighting;
 mod figures;
 mod fleet;
 mod hardware;
 mod health;
 mod holders;
+mod many;
 mod node;
 mod objects;
 mod outages;
@@ -177,6 +180,7 @@ tests! {
     the_api_server_decides_who_reads_metrics: readers::decided,
     two_device_plugins_fight_for_one_resource: fighting::two_plugins,
     many_nodes_share_an_api_server: fleet::many_nodes,
+    kubectl_holdfast_asks_two_hundred_nodes: many::of_the_plugin,
     the_kubelet_calls_a_driver_as_recorded: timelines::on_the_real,
     prepare_takes_as_long_as_its_parts: figures::prepare,
     the_daemon_stays_small: figures::memory,

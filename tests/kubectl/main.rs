@@ -4,15 +4,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
+#[path = "../common/exec.rs"]
+mod exec;
 mod server;
 
+use exec::Behaviour;
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice, PodRef,
     Timestamp,
 };
 use holdfast::store::Store;
 use serde_json::{Value, json};
-use server::{Behaviour, Server};
+use server::Server;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
