@@ -187,7 +187,10 @@ pub fn table(devices: &[&DeviceReport]) -> Text {
         return Text::of_line(format_args!("no resource has a device"));
     }
     let table = Table::new(&["RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"]);
-    let mut table = table.shrinking(&["REASON", "DEVICE", "RESOURCE"]).tinted("HEALTH", tint);
+    let mut table = table
+        .shrinking(&["REASON", "RESOURCE", "DEVICE"])
+        .omitting(&["SINCE"])
+        .tinted("HEALTH", tint);
     for device in devices {
         let resources = device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(",");
         table.row([

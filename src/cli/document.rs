@@ -207,16 +207,8 @@ pub fn table<'a>(
         .concat(),
     );
     let table = table
-        .shrinking(&[
-            "DEVICES",
-            "UNHEALTHY",
-            "WAITS FOR",
-            "CONTAINER",
-            "RESOURCE",
-            "NAMESPACE",
-            "POD",
-        ])
-        .omitting(&["SINCE"]);
+        .shrinking(&["DEVICES", "UNHEALTHY", "RESOURCE", "NAMESPACE", "POD"])
+        .omitting(&["SINCE", "CONTAINER", "WAITS FOR"]);
     let mut table = table
         .tinted("STATE", tint)
         .tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
@@ -688,6 +680,7 @@ FROM                  UNTIL                 NAMESPACE  POD     CONTAINER  RESOUR
 FROM                  UNTIL                 NAMESPACE  POD     DEVICES
 2023-11-14T22:13:20Z  -                     default    web-0   GPU-b,GPU-a
 2023-11-14T22:13:20Z  2023-11-14T22:13:22Z  -          uid:u1  GPU-b,GPU-a
+left out on this width: CONTAINER, RESOURCE, STATE, PROOF
 ";
         assert_eq!(
             history_table(&two()).on(Screen { width: Some(80), ..Screen::default() }),

@@ -300,12 +300,14 @@ fn text(document: &Document<'_>, screen: Screen) -> Text {
         };
         text.line(format_args!("{holder} has {count}"));
     }
-    for device in &document.devices {
+    // The same for the documents of other nodes. A document of strings cannot fail.
+    let devices = document.devices.iter().map(|it| serde_json::to_value(it).unwrap_or_default());
+    let devices: Vec<Value> = devices.collect();
+    for alike in devices.chunk_by(are_alike) {
         if document.holder.is_some() {
             text.end_line();
         }
-        // The same for the documents of other nodes. A document of strings cannot fail.
-        text += device_text(&serde_json::to_value(device).unwrap_or_default(), screen);
+        text += devices_text(alike, screen);
     }
     if let Some(grant) = document.last_grant {
         if document.devices.is_empty() {
@@ -318,13 +320,28 @@ fn text(document: &Document<'_>, screen: Screen) -> Text {
     text
 }
 
-/// The explanation of one device, from its JSON. A missing value has no line.
+/// Whether the explanations of two devices differ in nothing but the device.
 #[must_use]
-pub fn device_text(device: &Value, screen: Screen) -> Text {
+pub fn are_alike(one: &Value, other: &Value) -> bool {
+    ["node", "offered", "judged", "held_by", "next"].iter().all(|key| one[*key] == other[*key])
+}
+
+/// The explanation of a device, or of several that are alike, from their JSON. A missing value has
+/// no line.
+#[must_use]
+pub fn devices_text(alike: &[Value], screen: Screen) -> Text {
+    let Some(device) = alike.first() else { return Text::default() };
     let screen = narrow(screen);
     let of = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
     let mut text = Text::default();
-    text.wrap(screen, 2, &of(device, "is"));
+    let heading = match alike.len() {
+        1 => of(device, "is"),
+        count => {
+            let ids: Vec<String> = alike.iter().map(|device| of(device, "id")).collect();
+            format!("{count} devices: {}", ids.join(", "))
+        }
+    };
+    text.wrap(screen, 2, &heading);
     text.end_line();
     line(&mut text, screen, "offered", &of(device, "offered"));
     line(&mut text, screen, "health", &of(device, "judged"));

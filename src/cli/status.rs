@@ -103,7 +103,7 @@ fn text(status: &Status, screen: Screen) -> Text {
 /// The grants that are held although their pods have ended.
 fn pending(reports: &[PendingReport]) -> Table {
     let mut table = Table::new(&["POD", "STATE", "WAITS FOR", "RESOURCE", "DEVICES"])
-        .shrinking(&["DEVICES", "RESOURCE", "WAITS FOR", "POD"])
+        .shrinking(&["DEVICES", "RESOURCE", "POD", "WAITS FOR"])
         .tinted("STATE", |_| Tint::Yellow);
     for PendingReport { resource, devices, holder, release, .. } in reports {
         table.row([

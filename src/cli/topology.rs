@@ -258,7 +258,7 @@ pub fn text(figure: &Figure, count: Count, screen: Screen) -> Text {
     }
     let table = Table::new(&["device", "class", "name", "resource", "health", "held by"]);
     let mut table = table
-        .shrinking(&["name", "resource", "held by", "health"])
+        .shrinking(&["name", "resource", "health", "held by"])
         .tinted("health", health_tint)
         .sparse();
     lines(&figure.parts, "", true, screen, &mut table);
@@ -375,6 +375,7 @@ NUMA node 1
    └─ 0000:9a:00.0     gpu      nvidia.com/gpu    ✓ healthy
 nodes of /dev
 └─ /dev/fuse           char     example.com/fuse  ✓ healthy
+left out on this width: NAME
 
 69 devices, 4 offered, 1 unhealthy, 2 held
 ";

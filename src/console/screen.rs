@@ -1,6 +1,7 @@
 //! The output device: its size, and its support for colours and Unicode.
 
 use super::Output;
+use crate::domain::clip_middle;
 use clap::ValueEnum;
 use std::io::{IsTerminal, stdout};
 use std::sync::OnceLock;
@@ -8,6 +9,9 @@ use terminal_size::{Height, Width, terminal_size_of};
 
 /// Minimum width of a wrapped line, even on a narrower terminal.
 const LINE_MIN: usize = 30;
+
+/// Minimum characters of a cut name before the number of the others.
+const NAME_MIN: usize = 4;
 
 /// When results have colours.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -85,6 +89,35 @@ impl Screen {
         text.chars().take(max.saturating_sub(1)).chain([self.cut()]).collect()
     }
 
+    /// Cuts the content of a cell to at most `max` characters. Names differ at both ends, so a name
+    /// is cut in its middle. A list keeps whole names, with the number of the others. A sentence is
+    /// cut at its end.
+    #[must_use]
+    pub fn shorten(self, text: &str, max: usize) -> String {
+        if text.chars().count() <= max || text.contains(' ') {
+            return self.clip(text, max);
+        }
+        let all = text.split(',').count();
+        let (mut kept, mut left) = (String::new(), all);
+        for name in text.split(',').take(all - 1) {
+            let comma = if kept.is_empty() { "" } else { "," };
+            let width = [&kept, comma, name, &rest(left - 1)].map(|it| it.chars().count());
+            if width.iter().sum::<usize>() > max {
+                break;
+            }
+            kept = kept + comma + name;
+            left -= 1;
+        }
+        let others = rest(all - 1);
+        match text.split_once(',') {
+            _ if left < all => kept + &rest(left),
+            Some((first, _)) if max >= others.len() + NAME_MIN => {
+                clip_middle(first, max - others.len(), self.cut()) + &others
+            }
+            _ => clip_middle(text, max, self.cut()),
+        }
+    }
+
     /// Wraps a text that starts at column `indent`. Lines break between words and stay within the
     /// width. Repeated spaces are kept.
     #[must_use]
@@ -108,6 +141,11 @@ impl Screen {
         }
         wrapped
     }
+}
+
+/// The end of a cut list: how many names are left out.
+fn rest(names: usize) -> String {
+    format!(" +{names}")
 }
 
 /// The style of a text, by its number in ECMA-48 (SGR).
@@ -209,6 +247,25 @@ mod tests {
         let screen = Screen::default();
         assert_eq!([screen.clip("train", 5), screen.clip("train", 4)], ["train", "tra…"]);
         assert_eq!(Screen { ascii: true, ..screen }.clip("train", 4), "tra~");
+    }
+
+    #[test]
+    fn a_name_is_cut_in_its_middle_and_a_list_between_its_names() {
+        let screen = Screen::default();
+        let cut = |text: &str, max| {
+            let cut = screen.shorten(text, max);
+            assert!(cut.chars().count() <= max, "{cut}");
+            cut
+        };
+        assert_eq!(cut("GPU-5a7c1f00-1111", 17), "GPU-5a7c1f00-1111");
+        assert_eq!(cut("GPU-5a7c1f00-1111", 12), "GPU-5…0-1111");
+        assert_eq!(cut("fan rattles", 8), "fan rat…");
+        let list = "0000:18:00.0,0000:19:00.0,0000:1a:00.0";
+        assert_eq!(cut(list, 30), "0000:18:00.0,0000:19:00.0 +1");
+        assert_eq!(cut(list, 27), "0000:18:00.0 +2");
+        assert_eq!(cut(list, 12), "0000…00.0 +2");
+        assert_eq!(cut("a,b", 2), "…b");
+        assert_eq!(Screen { ascii: true, ..screen }.shorten("train-0", 5), "tr~-0");
         assert_eq!(Screen { colour: true, ..screen }.paint(Tint::Red, "x"), "\x1b[31mx\x1b[0m");
         assert_eq!(screen.paint(Tint::Red, "x"), "x");
     }

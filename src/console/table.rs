@@ -1,6 +1,6 @@
 //! Aligned tables for people: columns as wide as their content, no trailing spaces, no wrapped
 //! cells. On a narrow terminal the least important columns are cut, or left out if a stub would be
-//! useless. In a pipe everything is printed in full.
+//! useless; a last line names these. In a pipe everything is printed in full.
 
 use super::screen::{Screen, Tint};
 use super::text::Text;
@@ -11,8 +11,8 @@ pub const UNKNOWN: &str = "-";
 
 /// The gap between two columns.
 const GAP: &str = "  ";
-/// Minimum width of a cut column.
-const COLUMN_MIN: usize = 8;
+/// Minimum width of a cut column. `Unhealthy` has nine characters.
+const COLUMN_MIN: usize = 10;
 /// Minimum width of the first column in `shrinking`, as long as another column can be cut. It
 /// mostly contains ids, and a PCI address has 12 characters.
 const FIRST_MIN: usize = 12;
@@ -230,7 +230,7 @@ impl Table {
             for (column, (cell, &width)) in
                 cells.iter().zip(&widths).enumerate().filter(|(_, (_, width))| **width > 0)
             {
-                let shown = screen.clip(cell, width);
+                let shown = screen.shorten(cell, width);
                 let seen = shown.trim_end();
                 if seen.is_empty() {
                     space += width + GAP.len();
@@ -247,7 +247,24 @@ impl Table {
             }
             text.end_line();
         }
+        let hidden = self.hidden(&widths);
+        if !hidden.is_empty() {
+            let line = format!("left out on this width: {}", hidden.join(", "));
+            text.paint(screen, Tint::Dim, &screen.clip(&line, screen.width.unwrap_or(usize::MAX)));
+            text.end_line();
+        }
         text
+    }
+
+    /// The headings of the columns that are left out although they have known values.
+    fn hidden(&self, widths: &[usize]) -> Vec<&str> {
+        let has_values = |column: usize| {
+            let cells = self.cells().skip(1).filter_map(|row| row.get(column));
+            cells.into_iter().any(|cell| cell != self.unknown())
+        };
+        let headings = self.cells().next().into_iter().flatten().zip(widths).enumerate();
+        let hidden = headings.filter(|(column, (_, width))| **width == 0 && has_values(*column));
+        hidden.map(|(_, (heading, _))| heading.as_str()).collect()
     }
 }
 
@@ -294,14 +311,14 @@ mod tests {
         assert_eq!(on(50), plain(&table));
         assert_eq!(
             on(44),
-            "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-11…\n"
+            "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7…111-2222\n"
         );
         assert_eq!(
             on(38),
-            "POD         RESOURCE      DEVICE\nml/train-0  nvidia.com/…  GPU-5a7c1f0…\n"
+            "POD         RESOURCE      DEVICE\nml/train-0  nvidi…om/gpu  GPU-5…1-2222\n"
         );
-        assert_eq!(on(30), "POD         RESOURCE  DEVICE\nml/train-0  nvidia.…  GPU-5a7…\n");
-        assert!(on(10).contains("nvidia.…  GPU-5a7…"), "a minimum width remains");
+        assert_eq!(on(34), "POD         RESOURCE    DEVICE\nml/train-0  nvid…m/gpu  GPU-…-2222\n");
+        assert!(on(10).contains("nvid…m/gpu  GPU-…-2222"), "a minimum width remains");
     }
 
     #[test]
@@ -316,11 +333,12 @@ mod tests {
         let on = |width| table.on(Screen { width: Some(width), ..Screen::default() });
         assert_eq!(
             on(66),
-            "POD         SINCE                 RESOURCE        DEVICE\nml/train-0  2026-11-22T12:05:57Z  nvidia.com/gpu  GPU-5a7c1f00-11…\n"
+            "POD         SINCE                 RESOURCE        DEVICE\nml/train-0  2026-11-22T12:05:57Z  nvidia.com/gpu  GPU-5a7…111-2222\n"
         );
         assert_eq!(
             on(47),
-            "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1f00-1111-…\n"
+            "POD         RESOURCE        DEVICE\nml/train-0  nvidia.com/gpu  GPU-5a7c1…1111-2222\n\
+             left out on this width: SINCE\n"
         );
     }
 
@@ -342,7 +360,7 @@ mod tests {
             "ADDRESS       DRIVER  UNTIL  ID\n/dev/sensor0  -       -      dev:sensor0\n"
         );
         assert_eq!(on(39), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sensor0\n");
-        assert_eq!(on(30), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:sens…\n");
+        assert_eq!(on(31), "ADDRESS       UNTIL  ID\n/dev/sensor0  -      dev:…nsor0\n");
         let mut table = Table::new(&["address", "names", "resource", "id"])
             .shrinking(&["id", "resource"])
             .omitting(&["names"]);

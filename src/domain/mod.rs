@@ -107,7 +107,7 @@ pub use pending_release::{MissingProof, PendingRelease, PendingReleases, PodSigh
 pub use plan::Plan;
 pub use pod::PodRef;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
-pub use printable::{Printable, is_unprintable, printable, printable_json};
+pub use printable::{Printable, clip_middle, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
 pub use resource::{CharPath, MemberPath, MountSpec, NodePattern, ResourceSpec, Select};
 pub use resource_name::{InvalidResourceName, MIG_PROFILE, NODE, ResourceName};

@@ -54,6 +54,20 @@ fn escaped(text: &str, escape: impl Fn(&mut String, char)) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// Cuts a name to at most `max` characters: `mark` is in the place of its middle. Names of pods and
+/// ids differ at both ends.
+#[must_use]
+pub fn clip_middle(name: &str, max: usize, mark: char) -> String {
+    let length = name.chars().count();
+    if length <= max {
+        return name.to_owned();
+    }
+    let kept = max.saturating_sub(1);
+    let (head, tail) = (kept / 2, kept - kept / 2);
+    let chars = name.chars();
+    chars.clone().take(head).chain([mark]).chain(chars.skip(length - tail)).collect()
+}
+
 /// A writer that forwards its input as printable text.
 #[derive(Debug)]
 pub struct Printable<W>(pub W);

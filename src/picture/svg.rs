@@ -9,6 +9,7 @@ use super::holder::Holder;
 use super::leaf::Leaf;
 use super::markup::{clip, escape};
 use super::part::Count;
+use crate::domain::clip_middle;
 use std::fmt::Write;
 
 /// Width of the whole drawing; further boxes start a new row.
@@ -209,7 +210,7 @@ fn device(leaf: &Leaf) -> Tile {
             HOLDER_HEIGHT - 3,
             BOX_WIDTH / 2,
             tile.height + 15,
-            escape(&clip(&name, BOX_CHARS - 3)),
+            escape(&clip_middle(&name, BOX_CHARS - 3, '…')),
         );
         tile.height += HOLDER_HEIGHT;
     }

@@ -41,6 +41,7 @@ mod metrics;
 mod migrate;
 mod modes;
 mod mps;
+mod narrow;
 mod node_labels;
 mod nodes;
 mod nvml;

@@ -275,7 +275,7 @@ fn shown(verb: &Verb, merged: &Merged) -> Text {
             }
             text
         }
-        Verb::Status => tables::status(&merged.nodes),
+        Verb::Status => tables::status(&merged.nodes, Screen::get()),
         Verb::Topology { .. } => or_none(tables::topology(rows("devices")), "no such device"),
         Verb::Devices { .. } => or_none(tables::devices(rows("devices")), "no such device"),
         Verb::Doctor { all } => or_none(tables::findings(rows("findings"), *all), "no problems"),

@@ -3,7 +3,7 @@
 
 use super::replies::{Merged, text, texts};
 use crate::admin::Status;
-use crate::cli::explain::device_text;
+use crate::cli::explain::{are_alike, devices_text};
 use crate::console::screen::{Screen, Tint};
 use crate::console::table::{Table, UNKNOWN};
 use crate::console::text::Text;
@@ -24,16 +24,8 @@ pub(super) fn holders(rows: &[Value]) -> Table {
         .concat(),
     );
     let mut table = table
-        .shrinking(&[
-            "DEVICES",
-            "UNHEALTHY",
-            "WAITS FOR",
-            "CONTAINER",
-            "RESOURCE",
-            "NAMESPACE",
-            "POD",
-        ])
-        .omitting(&["UNHEALTHY", "SINCE"])
+        .shrinking(&["DEVICES", "UNHEALTHY", "RESOURCE", "NAMESPACE", "NODE", "POD"])
+        .omitting(&["SINCE", "CONTAINER", "WAITS FOR", "UNHEALTHY"])
         .tinted("UNHEALTHY", |cell| if cell == UNKNOWN { Tint::Plain } else { Tint::Red });
     for row in rows {
         let [namespace, pod, container] = holder(row);
@@ -83,8 +75,8 @@ pub(super) fn history(rows: &[Value]) -> Table {
         "DEVICES",
     ]);
     let mut table = table
-        .shrinking(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "POD"])
-        .omitting(&["STATE", "PROOF", "CONTAINER", "RESOURCE"]);
+        .shrinking(&["DEVICES", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE", "NODE", "POD"])
+        .omitting(&["STATE", "PROOF", "CONTAINER", "RESOURCE", "NAMESPACE"]);
     for row in rows {
         let [namespace, pod, container] = holder(row);
         table.row([
@@ -105,7 +97,9 @@ pub(super) fn history(rows: &[Value]) -> Table {
 
 /// Failures of one device.
 pub(super) fn failures(rows: &[Value]) -> Table {
-    let mut table = Table::new(&["NODE", "FAILED", "HEALTHY AGAIN", "DEVICE", "WHY", "GRANTS"]);
+    let mut table = Table::new(&["NODE", "FAILED", "HEALTHY AGAIN", "DEVICE", "WHY", "GRANTS"])
+        .shrinking(&["WHY", "DEVICE", "NODE"])
+        .omitting(&["GRANTS"]);
     for row in rows {
         table.row([
             text(row, "node"),
@@ -120,7 +114,7 @@ pub(super) fn failures(rows: &[Value]) -> Table {
 }
 
 /// One line for each node, then the problems of each.
-pub(super) fn status(nodes: &[Value]) -> Text {
+pub(super) fn status(nodes: &[Value], screen: Screen) -> Text {
     let mut table = Table::new(&[
         "NODE",
         "VERSION",
@@ -132,6 +126,8 @@ pub(super) fn status(nodes: &[Value]) -> Text {
         "HELD",
         "PROBLEMS",
     ])
+    .shrinking(&["UP", "NODE"])
+    .omitting(&["VERSION", "REGISTERED"])
     .tinted("READY", |cell| if cell == "yes" { Tint::Green } else { Tint::Red })
     .tinted("PROBLEMS", |cell| if cell == "0" { Tint::Green } else { Tint::Red });
     let mut problems = Text::default();
@@ -154,17 +150,25 @@ pub(super) fn status(nodes: &[Value]) -> Text {
         let judged = judged.map(|status| status.problems());
         let name = text(node, "node");
         for problem in judged.iter().flatten() {
-            problems.line(format_args!("{name}: {}\n  {}", problem.what, problem.todo));
+            let arrow = if screen.ascii { "->" } else { "→" };
+            for sentence in
+                [format!("{name}: {}", problem.what), format!("  {arrow} {}", problem.todo)]
+            {
+                problems.wrap(screen, 4, &sentence);
+                problems.end_line();
+            }
         }
         for report in node["pending_releases"].as_array().into_iter().flatten() {
             if let Some(release) = pending(&report["release"]) {
-                problems.line(format_args!(
+                let sentence = format!(
                     "{name}: {} of {}: {}; waits for: {}",
                     texts(report, "devices"),
                     pod_of(&report["holder"]),
                     release.pod.state(),
                     release.short()
-                ));
+                );
+                problems.wrap(screen, 4, &sentence);
+                problems.end_line();
             }
         }
         table.row([
@@ -182,7 +186,7 @@ pub(super) fn status(nodes: &[Value]) -> Text {
             judged.map(|problems| problems.len().to_string()).unwrap_or_default(),
         ]);
     }
-    let mut text: Text = table.into();
+    let mut text = table.on(screen);
     if !problems.is_empty() {
         text.end_line();
         text += problems;
@@ -193,7 +197,7 @@ pub(super) fn status(nodes: &[Value]) -> Text {
 /// Devices with their health.
 pub(super) fn devices(rows: &[Value]) -> Table {
     let mut table = Table::new(&["NODE", "RESOURCE", "HEALTH", "REASON", "SINCE", "DEVICE"])
-        .shrinking(&["REASON", "DEVICE", "RESOURCE"])
+        .shrinking(&["REASON", "RESOURCE", "NODE", "DEVICE"])
         .omitting(&["SINCE"])
         .tinted("HEALTH", health_tint);
     for row in rows {
@@ -225,8 +229,8 @@ pub(super) fn topology(rows: &[Value]) -> Table {
         "NODE", "NUMA", "ADDRESS", "CLASS", "MODEL", "NAMES", "RESOURCE", "HEALTH", "HELD BY",
         "DEVICE",
     ])
-    .shrinking(&["DEVICE", "MODEL", "NAMES", "HELD BY", "RESOURCE"])
-    .omitting(&["NAMES", "ADDRESS"])
+    .shrinking(&["DEVICE", "MODEL", "HEALTH", "RESOURCE", "NODE", "HELD BY"])
+    .omitting(&["NAMES", "NUMA", "CLASS", "ADDRESS", "MODEL"])
     .tinted("HEALTH", health_tint);
     for row in rows {
         let held = row["holders"].as_array().into_iter().flatten();
@@ -262,20 +266,21 @@ fn pod_of(holder: &Value) -> String {
 /// Explanations of devices, each below its node.
 pub(super) fn explained(rows: &[Value], screen: Screen) -> Text {
     let mut all = Text::default();
-    for (index, row) in rows.iter().enumerate() {
+    for (index, alike) in rows.chunk_by(are_alike).enumerate() {
         if index > 0 {
             all.end_line();
         }
-        all.line(format_args!("node {}", text(row, "node")));
-        all += device_text(row, screen);
+        all.line(format_args!("node {}", text(&alike[0], "node")));
+        all += devices_text(alike, screen);
     }
     all
 }
 
 /// Findings of `doctor`.
 pub(super) fn findings(rows: &[Value], all: bool) -> Table {
+    let table = Table::new(&["NODE", "LEVEL", "CODE", "ON", "FOUND"]);
     let mut table =
-        Table::new(&["NODE", "LEVEL", "CODE", "ON", "FOUND"]).tinted("LEVEL", |cell| match cell {
+        table.shrinking(&["FOUND", "ON", "NODE", "CODE"]).tinted("LEVEL", |cell| match cell {
             "error" => Tint::Red,
             "warning" => Tint::Yellow,
             _ => Tint::Plain,
@@ -369,6 +374,44 @@ c     -          -        -          -               -      -                   
     }
 
     #[test]
+    fn every_table_fits_80_columns() {
+        let pod = json!({"namespace": "machine-learning-platform", "uid": "u", "pod_seen": "gone",
+            "name": "llama-3-70b-finetune-7f9c6d5b8-x2k4q", "pod": "llama-3-70b-finetune-x2k4q"});
+        let id = "GPU-5a7c1f00-6f1c-4a55-9c3e-2b7d1f0a8e31";
+        let release = json!({"pod": "not_started", "since": "2026-11-21T03:12:00Z",
+            "waits_for": ["kubelet_settled", "lists", "cgroup"]});
+        let mut row = json!({"node": "gpu-worker-h100-eu-west-1a-0017.example.com", "pod": pod,
+            "container": "trainer", "resource": "nvidia.com/mlnx_sriov_rdma", "state": "released",
+            "granted_at": "2026-11-21T03:12:00Z", "released_at": "2026-11-21T04:12:00Z",
+            "released_by": "pod_gone", "devices": [id, id, id], "unhealthy": {id: "node_missing"},
+            "at": "2026-11-21T03:12:00Z", "until": "2026-11-21T04:12:00Z", "device": id,
+            "reason": "node_missing", "detail": "/dev/nvidia7", "held_by": [id], "id": id,
+            "resources": ["nvidia.com/gpu"], "health": "Unhealthy", "numa_node": 1,
+            "pci_address": "0000:18:00.0", "class": "gpu", "model": "NVIDIA H100 80GB HBM3",
+            "names": ["/dev/nvidia7"], "holders": [pod], "level": "warning", "on": id,
+            "code": "kernel-log-unreadable", "found": "the kernel log cannot be read"});
+        let mut waiting = row.clone();
+        waiting["pending_release"] = release.clone();
+        (row["version"], row["ready"], row["uptime_seconds"]) =
+            ("0.1.0".into(), true.into(), 9_000_000.into());
+        row["pending_releases"] = json!([{"devices": [id], "holder": pod, "release": release}]);
+        let narrow = Screen { width: Some(80), ..Screen::default() };
+        let rows = [row, waiting];
+        let tables = [
+            holders(&rows),
+            history(&rows),
+            failures(&rows),
+            devices(&rows),
+            topology(&rows),
+            findings(&rows, true),
+        ];
+        let texts = tables.iter().map(|table| table.on(narrow));
+        for text in texts.chain([status(&rows, narrow), explained(&rows, narrow)]) {
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+    }
+
+    #[test]
     fn a_pod_that_is_gone_is_shown_with_the_missing_proof() {
         let release = json!({"pod": "gone", "since": null, "waits_for": ["lists"]});
         let holder = json!({"namespace": "ml", "pod": "web", "pod_seen": "gone"});
@@ -378,7 +421,7 @@ c     -          -        -          -               -      -                   
         assert!(shown.contains("  pod gone  2 kubelet lists without it  "), "{shown}");
         let node = json!({"node": "a", "pending_releases": [
             {"devices": ["GPU-a"], "holder": holder, "release": release}]});
-        let status = status(&[node]);
+        let status = status(&[node], Screen::default());
         let wanted = "\na: GPU-a of ml/web: pod gone; waits for: 2 kubelet lists without it\n";
         assert!(status.ends_with(wanted), "{status}");
         let tree = topology(&[json!({"node": "a", "holders": [holder]})]);
@@ -392,10 +435,14 @@ c     -          -        -          -               -      -                   
     fn an_explanation_names_its_node() {
         let row = json!({"node": "a", "is": "GPU-a: gpu", "offered": "yes, as r",
             "held_by": [{"holder": "ml/web", "waits": ["x"]}]});
+        let mut other = row.clone();
+        (other["node"], other["id"]) = ("b".into(), "GPU-b".into());
+        let mut alike = other.clone();
+        alike["id"] = "GPU-c".into();
         assert_eq!(
-            explained(&[row.clone(), row], Screen::default()),
+            explained(&[row, other, alike], Screen::default()),
             "node a\nGPU-a: gpu\n  offered    yes, as r\n  held by    ml/web\n  waits for  x\n\n\
-             node a\nGPU-a: gpu\n  offered    yes, as r\n  held by    ml/web\n  waits for  x\n"
+             node b\n2 devices: GPU-b, GPU-c\n  offered    yes, as r\n  held by    ml/web\n  waits for  x\n"
         );
     }
 
@@ -405,7 +452,7 @@ c     -          -        -          -               -      -                   
             "resources": [{"registered": true, "devices": 8, "healthy": 7, "held": 3},
                           {"only_claims": true, "devices": 2, "healthy": 2, "held": 0}]});
         assert_eq!(
-            status(&[node]),
+            status(&[node], Screen::default()),
             "\
 NODE  VERSION  READY  UP     REGISTERED  DEVICES  HEALTHY  HELD  PROBLEMS
 a     9.0.0    no     1h 2m  1/1         10       9        3     -

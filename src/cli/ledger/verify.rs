@@ -50,7 +50,7 @@ fn text(found: &Verification) -> Text {
         in_words,
     ]);
     if let Some(DatabaseCheck { live, released, names, hooks, applied, damaged }) = database {
-        let applied = format!("up to {applied} at its last checkpoint");
+        let applied = format!("{applied} at its last checkpoint");
         table.row([
             "database".into(),
             live.to_string(),
@@ -138,7 +138,7 @@ the ledger is NOT sound: 2 of 2 live grants are the same in both copies
 
 COPY      LIVE  RELEASED  NAMES  HOOKS  DAMAGED  ENTRIES
 journal   2     -         1      0      0        7, 1 to 8, 1 missing
-database  2     12        1      0      0        up to 6 at its last checkpoint
+database  2     12        1      0      0        6 at its last checkpoint
 
 problem: entries missing from the journal: 1
 moved aside: `/s/db.quarantine-1`
