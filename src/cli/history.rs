@@ -129,6 +129,23 @@ fn released_at(grant: &Grant) -> Option<Timestamp> {
 /// # Errors
 /// When neither can be read, or when an option names no valid time or no known device.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    answer(global, options).map(|_any| ())
+}
+
+/// Prints the grants that were held at a time. Returns whether there are any.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn held_at(
+    global: &Global,
+    device: Option<String>,
+    filter: GrantFilter,
+    at: &str,
+) -> Result<bool, Failed> {
+    answer(global, &Options { device, filter, at: Some(at.to_owned()), since: None })
+}
+
+fn answer(global: &Global, options: &Options) -> Result<bool, Failed> {
     let time = Time::of(options, when::now(), &TimeZone::system())
         .map_err(|sentence| Failed::new(USAGE, sentence))?;
     let mut wanted = options.device.as_deref().map(|text| source::device_query(global, text));
@@ -201,7 +218,7 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     for remark in remarks(time, forgotten_until, problem.as_deref(), &grants) {
         crate::console::eprintln(format_args!("holdfast: {remark}"));
     }
-    Ok(())
+    Ok(!grants.is_empty())
 }
 
 /// The failures of these devices. A share has the failures of its device.

@@ -4,8 +4,8 @@ use super::document::{
     self, Row, UnhealthyDevices, devices, holder_in_words, proof_in_words, row, table,
 };
 use super::query::{DeviceQuery, GrantFilter, KnownResources, is_named};
-use super::source;
 use super::watch::{self, QueryResult, Watch};
+use super::{history, source};
 use crate::admin::{ControlError, DeviceReport, Processors, control_get};
 use crate::console::exit::{FAILURE, Failed, NO_HOLDER};
 use crate::console::text::Text;
@@ -40,6 +40,10 @@ pub struct Options {
     pub device: Option<String>,
     #[command(flatten)]
     filter: GrantFilter,
+    /// The holders at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 in local time,
+    /// or 2h ago; as `history --device DEVICE --at TIME`
+    #[arg(long, value_name = "TIME", conflicts_with = "watch")]
+    at: Option<String>,
     #[command(flatten)]
     watch: Watch,
 }
@@ -47,8 +51,15 @@ pub struct Options {
 /// Prints the live grants from the running daemon, or from the ledger's files if none runs.
 ///
 /// # Errors
-/// When neither can be read, or when a filter matches no live grant.
+/// When neither can be read, or when a filter matches no live grant, or none at the given time.
 pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
+    if let Some(at) = &options.at {
+        let (device, filter) = (options.device.clone(), options.filter.clone());
+        return match history::held_at(global, device, filter, at)? {
+            true => Ok(()),
+            false => Err(Failed::reported(NO_HOLDER)),
+        };
+    }
     let is_question = options.device.is_some() || !options.filter.is_all();
     watch::repeat(options.watch, global.output, || {
         if is_question { filtered(global, options) } else { all_grants(global, options.watch) }

@@ -360,6 +360,11 @@ fn the_history_shows_the_holders_at_any_time() {
         );
         assert!(!remarks.contains("the history begins"), "no release was removed: {remarks}");
         assert!(remarks_of(node, "5h").contains("holdfast: grants held at 20"));
+        // `who` answers the same question, with its own exit code.
+        let answer = document(node, &["who", "18:00.0", "--at", "5h"], 0);
+        assert_eq!(numbers(&answer), [2]);
+        assert_eq!(ask(node, &["who", "18:00.0", "--at", "15h"]).0, 8);
+        assert_eq!(ask(node, &["who", "18:00.0", "--at", "soon"]).0, 2);
         assert_eq!(
             document(node, &["history", "--at", "40 days"], 0)["remembers_from"],
             Value::Null
