@@ -142,6 +142,8 @@ fn api_server(dir: &Path) -> Vec<String> {
         format!("--service-account-signing-key-file={}", file("sa.key")),
         "--authorization-mode=Node,RBAC".into(),
         "--enable-admission-plugins=NodeRestriction".into(),
+        // No server resolves the name of the node, which comes first by default.
+        "--kubelet-preferred-address-types=InternalIP".into(),
         "--allow-privileged=true".into(),
     ]
 }
