@@ -166,12 +166,10 @@ impl EventTask {
                     if self.runs {
                         // Some GPUs could not be watched: the process tries it again.
                         self.gpus.send_modify(|_| ());
-                    } else if !self.gpus.borrow().is_empty() {
-                        if let Some(start) = &self.start {
-                            start(self.gpus.subscribe(), sender.clone());
-                            self.runs = true;
-                            deadline = Some(Instant::now() + self.pace.deadline);
-                        }
+                    } else if let Some(start) = &self.start && !self.gpus.borrow().is_empty() {
+                        start(self.gpus.subscribe(), sender.clone());
+                        self.runs = true;
+                        deadline = Some(Instant::now() + self.pace.deadline);
                     }
                 }
             }
