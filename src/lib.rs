@@ -45,3 +45,6 @@ pub mod console;
 pub mod lab;
 
 pub mod cli;
+
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;

@@ -41,6 +41,7 @@ const LAYERS: &[&[&str]] = &[
     &["console"],
     &["lab"],
     &["cli"],
+    &["fuzz"],
 ];
 
 const ACTORS: &[&str] = LAYERS[6];
@@ -60,7 +61,7 @@ const ONE_PLACE: &[(&str, &[&str], &str)] = &[
         "the `Connection` of `cluster`, or telemetry's `Tls`",
     ),
     ("inotify::", &["host/"], "`host::DirWatch`"),
-    ("kubelet::proto", &["kubelet/", "lab/"], "the domain's types"),
+    ("kubelet::proto", &["kubelet/", "lab/", "fuzz/"], "the domain's types"),
     ("std::process::exit", &[], "an exit code that `main` returns"),
 ];
 
@@ -458,6 +459,8 @@ fn texts() -> Vec<Source> {
         ".github",
         "tests",
         "build.rs",
+        "fuzz/README.md",
+        "fuzz/run",
         "deny.toml",
         "README.md",
         "SECURITY.md",

@@ -9,6 +9,8 @@ mod reader;
 mod whole;
 
 pub use reader::{CheckpointReader, CheckpointUnread};
+#[cfg(any(test, fuzzing))]
+pub(crate) use whole::parse as parse_whole;
 pub use whole::{WholeCheckpoint, read_whole_checkpoint};
 
 use super::api;

@@ -94,7 +94,7 @@ impl Frames {
 
 /// The calls of one connection, derived from its bytes.
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(crate) struct Calls {
     preface: usize,
     asked: Frames,
     answered: Frames,
@@ -122,7 +122,7 @@ impl Default for Calls {
 
 impl Calls {
     /// Handles bytes that the client has sent.
-    pub(super) fn received(&mut self, bytes: &[u8]) {
+    pub(crate) fn received(&mut self, bytes: &[u8]) {
         let preface = self.preface.min(bytes.len());
         self.preface -= preface;
         let Calls { asked, open, has_asked, has_listed, .. } = self;
@@ -137,7 +137,7 @@ impl Calls {
     }
 
     /// Handles bytes that were sent to the client.
-    pub(super) fn sent(&mut self, bytes: &[u8]) {
+    pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let Calls { answered, open, .. } = self;
         answered.read(bytes, |kind, flags, stream| match kind {
             DATA | HEADERS if flags & END_STREAM > 0 => drop(open.remove(&stream)),
@@ -148,23 +148,23 @@ impl Calls {
     }
 
     /// Whether the answer of a call is missing or incomplete.
-    pub(super) fn is_pending(&self) -> bool {
+    pub(crate) fn is_pending(&self) -> bool {
         let lists = self.lists();
         self.open.keys().any(|stream| *stream != lists)
     }
 
     /// The stream id of ListAndWatch, 0 if there is none.
-    pub(super) fn lists(&self) -> u32 {
+    pub(crate) fn lists(&self) -> u32 {
         self.open.iter().find(|(_, lists)| **lists).map_or(0, |(stream, _)| *stream)
     }
 
     /// Whether the client has sent a call, but never ListAndWatch.
-    pub(super) fn lacks_lists(&self) -> bool {
+    pub(crate) fn lacks_lists(&self) -> bool {
         self.has_asked && !self.has_listed && self.lists() == 0
     }
 
     /// The calls that the connection is used for.
-    pub(super) fn usage(&self) -> Use {
+    pub(crate) fn usage(&self) -> Use {
         match (self.lists(), self.open.len()) {
             (1.., _) => Use::Lists,
             (0, 0) => Use::Idle,

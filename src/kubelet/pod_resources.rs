@@ -164,7 +164,7 @@ async fn in_time<T>(
     answer.map_err(|status| PodResourcesError::Refused { method, status: Box::new(status) })
 }
 
-fn listed(pod: api::PodResources) -> ListedPod {
+pub(crate) fn listed(pod: api::PodResources) -> ListedPod {
     let devices = |found: Vec<api::ContainerDevices>| {
         found.into_iter().map(|found| (found.resource_name, found.device_ids))
     };

@@ -64,7 +64,7 @@ impl ApiPackage for V1Alpha {
     }
 }
 
-struct Service(Arc<dyn Plugin>);
+pub(crate) struct Service(pub(crate) Arc<dyn Plugin>);
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {

@@ -73,7 +73,7 @@ fn options(pre_start: bool) -> api::DevicePluginOptions {
     }
 }
 
-struct Service(Arc<dyn Plugin>);
+pub(crate) struct Service(pub(crate) Arc<dyn Plugin>);
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {

@@ -44,7 +44,7 @@ pub fn read_whole_checkpoint(device_plugin_dir: &Path) -> Result<WholeCheckpoint
     parse(&open(device_plugin_dir)?.read()?)
 }
 
-fn parse(bytes: &[u8]) -> Result<WholeCheckpoint, CheckpointError> {
+pub(crate) fn parse(bytes: &[u8]) -> Result<WholeCheckpoint, CheckpointError> {
     let Document { data, .. } =
         serde_json::from_slice(bytes).map_err(CheckpointError::Malformed)?;
     let mut whole = WholeCheckpoint::default();

@@ -15,7 +15,7 @@
 
 mod answers;
 mod health;
-mod plugin;
+pub(crate) mod plugin;
 mod registration;
 mod server;
 mod sockets;

@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 
 /// The service of both versions.
 #[derive(Debug, Clone)]
-struct Plugin<C>(C);
+pub(crate) struct Plugin<C>(pub(crate) C);
 
 /// Adds the service of every version.
 pub(super) fn serve<C: Claims>(claims: &C, services: Services) -> Services {

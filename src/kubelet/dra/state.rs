@@ -149,6 +149,16 @@ pub fn read_drivers(root: &Path) -> Result<BTreeMap<String, usize>, ClaimStateEr
     Ok(drivers)
 }
 
+/// The claims with a device of `driver` in the content of a record.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn claims_in(
+    bytes: &[u8],
+    driver: &str,
+) -> Result<Vec<CheckpointClaim>, ClaimStateError> {
+    let claims = parse(bytes, PathBuf::from(FILE_NAME))?.into_iter();
+    Ok(claims.filter_map(|claim| of_driver(claim, driver)).collect())
+}
+
 /// The claims of all drivers.
 fn read_all(root: &Path) -> Result<Vec<ClaimInfoState>, ClaimStateError> {
     let path = root.join(FILE_NAME);
@@ -248,8 +258,7 @@ mod tests {
     }
 
     fn read(text: &str) -> Result<Vec<CheckpointClaim>, ClaimStateError> {
-        let claims = parse(text.as_bytes(), PathBuf::from(FILE_NAME))?.into_iter();
-        Ok(claims.filter_map(|claim| of_driver(claim, DRA_DRIVER)).collect())
+        claims_in(text.as_bytes(), DRA_DRIVER)
     }
 
     fn list(claims: &str) -> String {
