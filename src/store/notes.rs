@@ -7,6 +7,7 @@ use crate::domain::{
     Verdict, Verdicts, note_gone, note_hook, note_list, note_verdict,
 };
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::path::Path;
 
 /// Hooks that have not run, each with the sequence number of its latest entry.
@@ -74,6 +75,23 @@ impl Notes {
             self.verdicts.remove(device);
             self.gone.remove(device);
         }
+    }
+
+    /// Removes and returns the notes that only the journal has.
+    pub(super) fn take_of_journal(&mut self) -> Notes {
+        let Notes { listed, verdicts, gone, .. } = self;
+        let (listed, verdicts, gone) = (take(listed), take(verdicts), take(gone));
+        Notes { listed, verdicts, gone, ..Notes::default() }
+    }
+
+    /// Puts them back, except where there is a newer note by now.
+    pub(super) fn put_back(&mut self, older: Notes) {
+        let newer = std::mem::replace(&mut self.listed, older.listed);
+        self.listed.extend(newer);
+        let newer = std::mem::replace(&mut self.verdicts, older.verdicts);
+        self.verdicts.extend(newer);
+        let newer = std::mem::replace(&mut self.gone, older.gone);
+        self.gone.extend(newer);
     }
 
     /// Drops names and hooks whose latest entry is older than `seq`.

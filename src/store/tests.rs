@@ -1488,6 +1488,30 @@ fn a_hook_that_is_not_in_the_newest_head_is_not_pending() {
     assert_eq!(owed(dir.path()), 0);
 }
 
+/// The same for the notes that only the journal has. A damaged head does not replace them.
+#[test]
+fn notes_that_are_not_in_the_newest_head_are_not_known() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = |dir: &Path| {
+        let Recovered { listed, verdicts, gone, report, .. } = peek(dir).unwrap();
+        ((listed.len(), verdicts.len(), gone.len()), report.is_clean())
+    };
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), listed(&[1]), samples::judged(1), samples::gone(&[2])]).unwrap();
+    store.rotate().unwrap();
+    assert_eq!(notes(dir.path()), ((1, 1, 1), true), "a head has them");
+    store.append(&[listed(&[]), samples::forgotten(1), samples::back(2)]).unwrap();
+    let ended_in = segments(dir.path()).pop().unwrap();
+    store.rotate().unwrap();
+    drop(store);
+    fs::remove_file(&ended_in).unwrap();
+    assert_eq!(notes(dir.path()), ((0, 0, 0), true), "the newest head has none");
+    let newest = segments(dir.path()).pop().unwrap();
+    let head = written(&newest);
+    fs::write(&newest, &head[..head.len() - 1]).unwrap();
+    assert_eq!(notes(dir.path()), ((1, 1, 1), false), "the newest head is incomplete");
+}
+
 /// With a missing and with a damaged journal: the database has the hook too, and its end.
 #[test]
 fn a_pending_hook_is_in_both_copies() {

@@ -5,6 +5,8 @@
 //! in an older segment, or a gap before the head, costs no live grant. A grant whose write failed
 //! was never confirmed, and does not come back although its bytes may be on the disk.
 
+mod taken;
+
 use super::codec::{self, Defect, Record};
 use super::scan::{Header, header, is_followed, resynchronise};
 use super::{segments, used};
@@ -14,7 +16,7 @@ use crate::store::index::DatabaseSnapshot;
 use crate::store::layout::journal_dir;
 use crate::store::lock::read_confirmed;
 use crate::store::notes::{Notes, is_only_in_journal};
-use crate::store::{LivePayloads, OLD_SEGMENTS_MAX, StoreError};
+use crate::store::{OLD_SEGMENTS_MAX, StoreError};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,9 @@ use std::sync::Arc;
 
 /// `EIO` of Linux.
 const EIO: i32 = 5;
+
+/// The grants of a head that is being read, and the notes before it that only the journal has.
+type InHead = (BTreeSet<AllocId>, Notes);
 
 /// The state after the entries that were read.
 #[derive(Debug, Default)]
@@ -187,34 +192,6 @@ impl JournalReplay {
         self.grants.iter().filter(|(_, (_, grant))| grant.is_live())
     }
 
-    /// The payload of every live grant.
-    pub(crate) fn live_payloads(&self) -> Result<LivePayloads, StoreError> {
-        let encode = |grant: &Grant| codec::encode(&Entry::Grant(Arc::new(grant.clone())));
-        let payload = |id: &AllocId, grant: &Grant| {
-            self.payloads.get(id).cloned().map_or_else(|| encode(grant), Ok)
-        };
-        self.live()
-            .map(|(id, (seq, grant))| Ok((id.clone(), (*seq, payload(id, grant)?))))
-            .collect()
-    }
-
-    /// Removes and returns the released grants, each with the number of its release. No entry
-    /// follows a release.
-    pub(crate) fn take_released(&mut self) -> Vec<(u64, Grant)> {
-        let is_released = |_: &AllocId, (_, grant): &mut (u64, Grant)| !grant.is_live();
-        let released: BTreeMap<_, _> = self.grants.extract_if(.., is_released).collect();
-        released.keys().for_each(|id| drop(self.payloads.remove(id)));
-        released.into_values().collect()
-    }
-
-    /// Removes and returns the releases of grants whose own entry is unreadable.
-    pub(crate) fn take_released_orphans(&mut self) -> BTreeMap<AllocId, (u64, GrantState)> {
-        let is_released = |_: &AllocId, (_, state): &mut (u64, GrantState)| {
-            matches!(state, GrantState::Released { .. })
-        };
-        self.orphans.extract_if(.., is_released).collect()
-    }
-
     fn segment(&mut self, first: u64, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
         let (head, mut at) = match header(bytes) {
             Header::Head { records, bytes } => (Some(records), bytes),
@@ -239,10 +216,11 @@ impl JournalReplay {
         let copies_to = if covered { first + head.unwrap_or(0) } else { first };
         self.gap_before(first);
         let mut expected = first;
-        let mut in_head: Option<BTreeSet<AllocId>> = head.map(|_| BTreeSet::new());
+        let mut in_head: Option<InHead> =
+            head.map(|_| (BTreeSet::new(), self.notes.take_of_journal()));
         loop {
-            if let Some(held) = in_head.take_if(|_| Some(expected - first) >= head) {
-                self.complete_head(first, &held);
+            if let Some(in_head) = in_head.take_if(|_| Some(expected - first) >= head) {
+                self.complete_head(first, expected, in_head);
             }
             if at >= bytes.len() {
                 break;
@@ -253,7 +231,7 @@ impl JournalReplay {
                     expected += 1;
                     match self.record(record) {
                         Ok(granted) => {
-                            in_head.iter_mut().for_each(|held| held.extend(granted.clone()));
+                            in_head.iter_mut().for_each(|(held, _)| held.extend(granted.clone()));
                         }
                         Err(Defect::Newer(version)) => {
                             return Err(StoreError::Newer { path: path.to_owned(), version });
@@ -262,7 +240,7 @@ impl JournalReplay {
                         // entry is missing.
                         Err(Defect::Torn | Defect::Damaged) => {
                             self.damage(path, record.seq.max(copies_to), record.seq);
-                            in_head = None;
+                            self.leave_head(in_head.take());
                         }
                     }
                 }
@@ -271,7 +249,7 @@ impl JournalReplay {
                 {
                     Some((next, seq)) => {
                         self.damage(path, expected.max(copies_to), seq - 1);
-                        in_head = None;
+                        self.leave_head(in_head.take());
                         (at, expected) = (next, seq);
                     }
                     None => {
@@ -287,13 +265,17 @@ impl JournalReplay {
         if let (Some(records), true, false) = (head, in_head.is_some(), covered) {
             self.gap(expected, first + records - 1);
         }
+        self.leave_head(in_head);
         Ok(())
     }
 
-    /// Replaces the state by the complete head of the segment `first`, which contains the grants
-    /// `held`.
-    fn complete_head(&mut self, first: u64, held: &BTreeSet<AllocId>) {
+    /// Replaces the state by the complete head of the segment `first`, which ends before `end`.
+    fn complete_head(&mut self, first: u64, end: u64, (held, older): InHead) {
         self.complete_from = first;
+        // Entries after `upto` were not applied.
+        if self.upto.is_some_and(|upto| upto + 1 < end) {
+            self.notes.put_back(older);
+        }
         if first > self.base {
             self.gaps.clear();
             self.orphans.clear();
@@ -301,6 +283,11 @@ impl JournalReplay {
             // The entry that removed it may be lost.
             self.notes.drop_before(first);
         }
+    }
+
+    /// An incomplete head does not replace what was known before it.
+    fn leave_head(&mut self, in_head: Option<InHead>) {
+        in_head.into_iter().for_each(|(_, older)| self.notes.put_back(older));
     }
 
     /// Whether the write of an unreadable record was confirmed: by the lock file, or by a later
