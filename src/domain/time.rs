@@ -24,7 +24,7 @@ impl Timestamp {
 
     /// RFC 3339 ends with the year 9999, and humantime refuses later times.
     fn to_system(self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_millis(self.0.min(253_402_300_799_000))
+        UNIX_EPOCH + Duration::from_millis(self.0.min(253_402_300_799_999))
     }
 }
 
@@ -72,6 +72,9 @@ mod tests {
 
     #[test]
     fn the_largest_timestamp_is_printed_without_a_panic() {
-        assert_eq!(Timestamp(u64::MAX).to_string(), "9999-12-31T23:59:59.000Z");
+        assert_eq!(Timestamp(u64::MAX).to_string(), "9999-12-31T23:59:59.999Z");
+        // The last time that can be read is written as it was read.
+        let last: Timestamp = serde_json::from_str("\"9999-12-31T23:59:59.999Z\"").unwrap();
+        assert_eq!(serde_json::to_string(&last).unwrap(), "\"9999-12-31T23:59:59.999Z\"");
     }
 }
