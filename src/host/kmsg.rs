@@ -55,7 +55,7 @@ impl KernelRecord {
         (priority >> LEVEL_BITS == 0).then(|| KernelRecord {
             sequence,
             since_boot: Duration::from_micros(microseconds),
-            text: text.lines().next().unwrap_or_default().to_owned(),
+            text: text.split('\n').next().unwrap_or_default().to_owned(),
         })
     }
 }
