@@ -30,7 +30,7 @@ impl Driver {
                 5 => answers.push((claim, Err(String::new()))),
                 6 => answers.push((claim, Err("first\nsecond \u{1b}[1m".repeat(80)))),
                 7 => {
-                    let other = ClaimRef { uid: format!("{}-x", claim.uid), ..claim.clone() };
+                    let other = ClaimRef { uid: format!("{} other", claim.uid), ..claim.clone() };
                     answers
                         .extend([(claim, Ok(value(&other))), (other.clone(), Ok(value(&other)))]);
                 }
