@@ -230,7 +230,6 @@ pub(super) fn seeds() -> Seeds {
             cpu_ids: vec![1, 2],
             ..podresources_v1::ContainerResources::default()
         }],
-        ..podresources_v1::PodResources::default()
     };
     let start = api_beta::PreStartContainerRequest { devices_ids: ids(&["a"]) };
     let tagged = |tag: u8, bytes: Vec<u8>| [&[tag], bytes.as_slice()].concat();

@@ -158,6 +158,7 @@ mod tests {
         assert_eq!(KernelRecord::parse(record).unwrap().text, "pci 0000:00:02.0: a; b, c");
         assert_eq!(KernelRecord::parse(b"0,0,0,-;\n").unwrap().text, "");
         assert!(KernelRecord::parse(b"6,1,2,c;\xff\xfe\n").is_some());
+        assert_eq!(KernelRecord::parse(b"6,1,2,-;x\r\n").unwrap().text, "x\r");
     }
 
     #[test]
