@@ -212,6 +212,9 @@ fn answer(input: &mut Input<'_>) -> (PciAddress, NvmlGpu) {
 
 /// A GPU with MIG instances that change, and GPUs with links.
 pub(super) fn nvml_seeds() -> Seeds {
+    const ONE: [u8; 6] = [1, 1, 15, 1, 1, 0];
+    const NAMED: [u8; 17] = [1, 1, 1, 1, 0, 0, 1, 4, b'1', b'g', b'.', b'x', 0, 0, 0, 0, 0];
+    const UNNAMED: [u8; 12] = [1, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0];
     // A query: GPU, flags, instances. An answer: GPU, instances, UUID, links, mode, description.
     let queried = [1, 1, 15, 2, 1, 0, 2, 0];
     let first = [1, 1, 2, 1, 0, 0, 1, 3, b'1', b'g', b'.', 0, 2, 0, 1, 0, 1, 1, 1, 1, 0, 1, 1, 0];
@@ -221,5 +224,7 @@ pub(super) fn nvml_seeds() -> Seeds {
     vec![
         ("mig", [&queried[..], &first, &queried, &silent].concat()),
         ("links", [&linked[..], &ends].concat()),
+        // The instance at the same place is another one, and has no profile yet.
+        ("another", [&ONE[..], &NAMED, &ONE, &UNNAMED].concat()),
     ]
 }
