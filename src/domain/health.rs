@@ -44,6 +44,8 @@ pub enum Reason {
     Wedged,
     /// NVIDIA's driver has reported an error after which the GPU needs a reset.
     Xid,
+    /// AMD's driver counts an error of the GPU's memory that it could not correct.
+    MemoryError,
     /// An InfiniBand port has no link, or no subnet manager.
     PortDown,
     /// Its RDMA device is absent while the function is present: the driver has removed it.
@@ -166,6 +168,7 @@ impl Reason {
             Reason::RecoveryFailed => "recovery_failed",
             Reason::Wedged => "wedged",
             Reason::Xid => "xid",
+            Reason::MemoryError => "memory_error",
             Reason::PortDown => "port_down",
             Reason::RdmaLost => "rdma_lost",
             Reason::NoCarrier => "no_carrier",
@@ -211,7 +214,8 @@ impl Reason {
             | Reason::ErrorRecovery
             | Reason::RecoveryFailed
             | Reason::Wedged
-            | Reason::Xid => HealthTimings::STICKY,
+            | Reason::Xid
+            | Reason::MemoryError => HealthTimings::STICKY,
             Reason::PowerError
             | Reason::AerNonfatal
             | Reason::PortDown

@@ -10,8 +10,16 @@ use crate::domain::Reason;
 /// Exists while an Intel card waits for its firmware to be flashed (Linux
 /// `drivers/gpu/drm/xe/xe_survivability_mode.c`).
 const SURVIVABILITY: &str = "survivability_mode";
+/// Errors of the memory of AMD's server GPUs since the driver was loaded, or the GPU was reset:
+/// lines `ue: 0` for those that were not corrected, and `ce: 3` (Linux
+/// `drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c`).
+const MEMORY_ERRORS: &str = "ras/umc_err_count";
 
-pub(super) fn probe(probe: &mut Probe<'_>) {
+pub(super) fn probe(probe: &mut Probe<'_>, is_powered: bool) {
+    // The driver asks the GPU for them.
+    let errors = is_powered.then(|| probe.read(MEMORY_ERRORS)).flatten();
+    let uncorrected = errors.as_deref().and_then(uncorrected);
+    probe.count(Reason::MemoryError, probe.function.address, uncorrected);
     if probe.root.exists(&format!("{}/{SURVIVABILITY}", probe.dir)) {
         probe.add_symptom(
             Reason::NotReady,
@@ -20,10 +28,15 @@ pub(super) fn probe(probe: &mut Probe<'_>) {
     }
 }
 
+fn uncorrected(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.trim().strip_prefix("ue:")?.trim().parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::testing::Host;
     use super::*;
+    use crate::domain::Counter;
 
     #[test]
     fn a_card_that_waits_for_its_firmware_is_not_ready() {
@@ -34,6 +47,26 @@ mod tests {
             host.symptoms(),
             [(Reason::NotReady, "survivability_mode exists: the firmware must be flashed".into())]
         );
+    }
+
+    #[test]
+    fn uncorrected_errors_of_the_memory_are_counted() {
+        let host = Host::new("0000:03:00.0");
+        let at = "0000:03:00.0".parse().unwrap();
+        let counter = Counter { reason: Reason::MemoryError, at };
+        let counted = |host: &Host| host.signals().counters.get(&counter).copied();
+        assert_eq!(counted(&host), None);
+        for (text, expected) in [
+            ("ue: 2\nce: 31\n", Some(2)),
+            ("ue: 0\nce: 0\nde: 0\n", Some(0)),
+            ("ue:\nce: 1\n", None),
+            ("ce: 1\n", None),
+            ("Query failed\n", None),
+        ] {
+            host.write(MEMORY_ERRORS, text);
+            assert_eq!(counted(&host), expected, "{text}");
+            assert_eq!(host.symptoms(), [], "only a rise is a symptom");
+        }
     }
 
     #[test]

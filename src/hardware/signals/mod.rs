@@ -80,7 +80,7 @@ pub fn signals(root: &HostRoot, device: &Device) -> Signals {
             probe.end(&FPGA);
         }
         DeviceClass::Gpu => {
-            drm::probe(&mut probe);
+            drm::probe(&mut probe, is_powered);
             probe.end(&DRM);
         }
         _ => {}
@@ -99,14 +99,15 @@ const RDMA: [Reason; 2] = [Reason::PortDown, Reason::RdmaLost];
 const NET: [Reason; 1] = [Reason::NoCarrier];
 const NVME: [Reason; 2] = [Reason::NvmeDead, Reason::NvmeNotLive];
 const FPGA: [Reason; 3] = [Reason::FpgaError, Reason::NotReady, Reason::TooHot];
-const DRM: [Reason; 1] = [Reason::NotReady];
+const DRM: [Reason; 2] = [Reason::NotReady, Reason::MemoryError];
 const THERMAL: [Reason; 1] = [Reason::TooHot];
-const ALL: [Reason; 13] = [
+const ALL: [Reason; 14] = [
     Reason::PowerError,
     Reason::OffTheBus,
     Reason::AerFatal,
     Reason::AerNonfatal,
     Reason::AerFatalAbove,
+    Reason::MemoryError,
     Reason::PortDown,
     Reason::RdmaLost,
     Reason::NoCarrier,
