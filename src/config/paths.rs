@@ -49,10 +49,13 @@ fn path(path: &entries::Path, is_one: bool) -> Result<CharPath, String> {
 fn udev(path: &entries::Path) -> Result<Vec<(String, String)>, String> {
     let property = |(key, glob): (&String, &String)| {
         let is_key = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if key.is_empty() || !key.chars().all(is_key) {
+        let is_property = !key.is_empty() && key.chars().all(is_key);
+        let file = key.strip_prefix("ATTRS{").and_then(|file| file.strip_suffix('}'));
+        let is_below = |file: &str| file.split('/').all(|step| !matches!(step, "" | "." | ".."));
+        if !is_property && !file.is_some_and(is_below) {
             return Err(format!(
-                "`{}` of `udev` must be a property of udev, such as ID_MODEL; `udevadm info` shows \
-                 those of a node",
+                "`{}` of `udev` must be a property of udev, such as ID_MODEL, or a file of sysfs, \
+                 such as ATTRS{{idVendor}}; `udevadm info -a` shows those of a node",
                 hidden(key)
             ));
         }
@@ -351,7 +354,12 @@ mod tests {
             (
                 "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { \"ID-X\" = \"1\" } }]"
                     .into(),
-                "`ID-X` of `udev` must be a property of udev, such as ID_MODEL",
+                "`ID-X` of `udev` must be a property of udev, such as ID_MODEL, or a file of sysfs",
+            ),
+            (
+                "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { \"ATTRS{../x}\" = \"1\" } }]"
+                    .into(),
+                "`ATTRS{../x}` of `udev` must be a property of udev",
             ),
             (
                 "class = \"char\"\npaths = [{ host = \"/dev/a*\", udev = { ID_MODEL = \"[\" } }]"

@@ -14,7 +14,7 @@ use super::char_devices::{CharDevices, note_failure};
 use super::describe::Shared;
 use super::disks::Disks;
 use super::matches::{Match, matches};
-use super::node_names::{HeldNode, NamedNode, NodeName, base_name, name_nodes};
+use super::node_names::{HeldNode, NamedNode, NodeName, base_name, below_devices, name_nodes};
 use super::numa::NumaNodes;
 use super::usb::UsbDevice;
 use crate::domain::{
@@ -360,13 +360,6 @@ impl<'a> KernelNames<'a> {
         }
         class_of
     }
-}
-
-/// The part of a link's target that follows `devices/`; `None` where the link does not lead below
-/// `/sys/devices`.
-fn below_devices(target: &str) -> Option<String> {
-    let (up, device) = target.split_once("devices/")?;
-    up.split('/').all(|name| matches!(name, "" | "." | ".." | "sys")).then(|| device.to_owned())
 }
 
 #[cfg(test)]

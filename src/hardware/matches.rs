@@ -90,7 +90,7 @@ pub(super) fn matches<'a>(
         if specs.iter().any(|spec| !spec.usb.is_empty()) { usb::devices(root) } else { Vec::new() };
     let of_usb = root.take_failures();
     let mut paths = specs.iter().flat_map(|spec| &spec.paths);
-    let no_udev = paths.any(|path| !path.udev.is_empty()).then(|| udev::unknown(root)).flatten();
+    let no_udev = paths.any(udev::needs_records).then(|| udev::unknown(root)).flatten();
     let of_udev: Vec<_> = no_udev.into_iter().chain(root.take_failures()).collect();
     let mut of_records = Vec::new();
     for spec in specs {
@@ -99,7 +99,7 @@ pub(super) fn matches<'a>(
             if matches!(path.host, NodePattern::Regex(_)) {
                 root.repeat_failures(&of_dev);
             }
-            if !path.udev.is_empty() {
+            if udev::needs_records(path) {
                 root.repeat_failures(&of_udev);
             }
             let candidates = matches_of_path(root, dev.as_ref(), &mut listings, spec, path);

@@ -107,6 +107,13 @@ fn plain_id(node: &str) -> String {
     format!("dev:{}", node.strip_prefix("/dev/").unwrap_or(node).replace('/', "-"))
 }
 
+/// The part of a link's target that follows `devices/`; `None` where the link does not lead below
+/// `/sys/devices`.
+pub(super) fn below_devices(target: &str) -> Option<String> {
+    let (up, device) = target.split_once("devices/")?;
+    up.split('/').all(|name| matches!(name, "" | "." | ".." | "sys")).then(|| device.to_owned())
+}
+
 pub(super) fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }

@@ -1,10 +1,12 @@
-//! Properties that udev recorded of a device node.
+//! Properties that udev recorded of a device node, and files of its device in sysfs.
 //!
 //! udev writes them to `run/udev/data/c81:0`, by the kind and the number of the node, in lines such
 //! as `E:ID_MODEL=C920` (systemd `src/libsystemd/sd-device`). `udevadm info NODE` shows the same.
+//! `ATTRS{mode}` names a file of the node's device in sysfs, or of a device above it, as in a rule
+//! of udev. Like there, one device must have all of them. `udevadm info -a NODE` shows these.
 
 use super::disks::UDEV_DATA;
-use super::node_names::base_name;
+use super::node_names::{base_name, below_devices};
 use crate::domain::CharPath;
 use crate::host::{HostNode, HostRoot, ReadFailure};
 
@@ -16,20 +18,71 @@ pub(super) fn unknown(root: &HostRoot) -> Option<ReadFailure> {
     is_absent.then(|| ReadFailure { path: format!("/{UDEV_DATA}"), error })
 }
 
-/// Whether one of these nodes has every property that the path wants.
-pub(super) fn is_wanted(root: &HostRoot, path: &CharPath, nodes: &[HostNode]) -> bool {
-    path.udev.is_empty() || nodes.iter().any(|node| has(root, &path.udev, node))
+/// Whether a path needs the records of udev.
+pub(super) fn needs_records(path: &CharPath) -> bool {
+    path.udev.iter().any(|(key, _)| attribute(key).is_none())
 }
 
-fn has(root: &HostRoot, wanted: &[(String, String)], node: &HostNode) -> bool {
+/// Whether one of these nodes has every property that the path wants.
+pub(super) fn is_wanted(root: &HostRoot, path: &CharPath, nodes: &[HostNode]) -> bool {
+    let has = |node| has_properties(root, path, node) && has_attributes(root, path, node);
+    path.udev.is_empty() || nodes.iter().any(has)
+}
+
+/// The file of a key `ATTRS{file}`.
+fn attribute(key: &str) -> Option<&str> {
+    key.strip_prefix("ATTRS{")?.strip_suffix('}')
+}
+
+fn has_properties(root: &HostRoot, path: &CharPath, node: &HostNode) -> bool {
+    if !needs_records(path) {
+        return true;
+    }
     let record = number(root, node).and_then(|name| root.read(&format!("{UDEV_DATA}/{name}")));
     let Some(record) = record else { return false };
     let properties = || record.lines().filter_map(|line| line.strip_prefix("E:")?.split_once('='));
-    wanted.iter().all(|(key, glob)| {
-        let glob = glob::Pattern::new(glob);
-        let is = |value: &str| glob.as_ref().is_ok_and(|glob| glob.matches(value));
-        properties().any(|(name, value)| name == key && is(value))
-    })
+    path.udev
+        .iter()
+        .filter(|(key, _)| attribute(key).is_none())
+        .all(|(key, glob)| properties().any(|(name, value)| name == key && is_match(glob, value)))
+}
+
+fn has_attributes(root: &HostRoot, path: &CharPath, node: &HostNode) -> bool {
+    let wanted = || path.udev.iter().filter_map(|(key, glob)| Some((attribute(key)?, glob)));
+    if wanted().next().is_none() {
+        return true;
+    }
+    let Some(device) = device(root, node) else { return false };
+    let mut folder = device.as_str();
+    loop {
+        let has = |(file, glob): (&str, &String)| {
+            let value = root.read(&format!("sys/devices/{folder}/{file}"));
+            value.is_some_and(|value| is_match(glob, &value))
+        };
+        if wanted().all(has) {
+            return true;
+        }
+        let Some((above, _)) = folder.rsplit_once('/') else { return false };
+        folder = above;
+    }
+}
+
+fn is_match(glob: &str, value: &str) -> bool {
+    glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(value))
+}
+
+/// The device of a node, below `/sys/devices`.
+fn device(root: &HostRoot, node: &HostNode) -> Option<String> {
+    let target = if let Some(number) = node.number {
+        let kind = if number.is_block { "block" } else { "char" };
+        root.link_target(&format!("sys/dev/{kind}/{}:{}", number.major, number.minor))
+    } else {
+        let name = base_name(&node.path);
+        let classes = root.entries("sys/class").into_iter();
+        let mut links = classes.map(|class| format!("sys/class/{class}/{name}"));
+        links.find_map(|link| root.link_target(&link))
+    };
+    below_devices(&target?)
 }
 
 /// The name of the record of a node: its kind and its number.
@@ -130,6 +183,34 @@ mod tests {
             unread += usize::from(why.is_some());
         }
         assert!(unread > 4, "{unread} of {calls} reads are of the nodes");
+    }
+
+    #[test]
+    fn nodes_are_selected_by_the_files_of_their_device_and_of_those_above() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        for (n, mode, kind) in [(0, "dedicated", "user"), (1, "shared", "user"), (2, "shared", "x")]
+        {
+            let queue = format!("devices/pci0000:6a/0000:6a:01.0/dsa0/wq{n}");
+            write(root, &format!("sys/{queue}/mode"), &format!("{mode}\n"));
+            write(root, &format!("sys/{queue}/type"), &format!("{kind}\n"));
+            write(root, &format!("sys/{queue}/dsa!wq{n}/dev"), "1:1\n");
+            write(root, "sys/devices/pci0000:6a/0000:6a:01.0/vendor", "0x8086\n");
+            std::fs::create_dir_all(root.join("sys/class/dsa")).unwrap();
+            let link = root.join(format!("sys/class/dsa/wq{n}"));
+            std::os::unix::fs::symlink(format!("../../{queue}/dsa!wq{n}"), link).unwrap();
+            write(root, &format!("dev/dsa/wq{n}"), "");
+        }
+        let wants = |name: &str, udev: &[(&str, &str)]| wants(name, "/dev/dsa/wq*", udev);
+        let specs = [
+            wants("a.b/none", &[("ATTRS{mode}", "*"), ("ATTRS{vendor}", "0x8086")]),
+            wants("a.b/shared", &[("ATTRS{mode}", "shared"), ("ATTRS{type}", "user")]),
+            wants("a.b/above", &[("ATTRS{vendor}", "0x8086")]),
+        ];
+        let found = discover(&HostRoot::new(root), &specs, &BTreeMap::new());
+        let all: Vec<Vec<String>> = specs.iter().map(|spec| nodes(&found, spec)).collect();
+        let expected = [vec![], vec!["/dev/dsa/wq1"], vec!["/dev/dsa/wq0", "/dev/dsa/wq2"]];
+        assert_eq!(all, expected, "one device has all of them; no record of udev is needed");
     }
 
     #[test]
