@@ -85,6 +85,7 @@ mod tests {
     use crate::domain::{Device, ResourceSpec, Sharing, template};
     use crate::hardware::{Discovery, discover};
     use crate::host::HostRoot;
+    use crate::host::faults::with_faults;
     use std::collections::BTreeMap;
     use std::os::unix::fs::symlink;
     use std::sync::Arc;
@@ -119,10 +120,25 @@ mod tests {
     fn tree(root: &Path) {
         let nodes = "neuron0 neuron15 neuron-rtd accel0 accel/accel0 accel/accel_controlD0 accel/accel1 \
             accel/accel2 apex_0 apex hailo0 hailo tenstorrent/0 tenstorrent/12 tenstorrent/by-id/x davinci0 \
-            davinci7 davinci_manager devmm_svm hisi_hdc dsa/wq0.0 dsa/wq1.3 iax/wq2.0 dlb0 dlb sgx_enclave \
+            davinci7 davinci_manager devmm_svm hisi_hdc dsa/wq0.0 dsa/wq1.3 dsa/wq1.4 dsa/wq1.5 iax/wq2.0 iax/wq2.1 dlb0 dlb sgx_enclave \
             sgx_provision sgx_vepc hfi1_0 hfi1_1 hfi1_diagpkt0 cxi0 cxi1 kvm net/tun net/tap0 vhost-net \
             vhost-vsock vsock fuse vfio/vfio vfio/7 vfio/8 bus/usb/001/003 bus/usb/001/004 bus/usb/001/005";
         nodes.split_whitespace().for_each(|node| write(root, &format!("dev/{node}"), ""));
+        for (class, queue, kind, mode) in [
+            ("dsa", "wq0.0", "user", "dedicated"),
+            ("dsa", "wq1.3", "user", "dedicated"),
+            ("dsa", "wq1.4", "user", "shared"),
+            ("dsa", "wq1.5", "kernel", "dedicated"),
+            ("iax", "wq2.0", "user", "dedicated"),
+            ("iax", "wq2.1", "user", "shared"),
+        ] {
+            let place = format!("devices/pci0000:6a/0000:6a:01.0/{class}/{queue}");
+            write(root, &format!("sys/{place}/type"), &format!("{kind}\n"));
+            write(root, &format!("sys/{place}/mode"), &format!("{mode}\n"));
+            let classes = root.join("sys/class").join(class);
+            std::fs::create_dir_all(&classes).unwrap();
+            symlink(format!("../../{place}/{class}!{queue}"), classes.join(queue)).unwrap();
+        }
         for (address, class, id, driver, accel) in [
             ("0000:33:00.0", "120000", "1DA3:1020", "habanalabs", Some(0)),
             ("0000:34:00.0", "120000", "1DA3:1020", "vfio-pci", None),
@@ -167,10 +183,10 @@ mod tests {
         let of = |device: &Arc<Device>| {
             let own = device.nodes.iter().map(|node| node.host.clone());
             let with = companions(spec, device).map(|node| format!("+{}", node.host));
-            let env = spec
-                .env
-                .iter()
-                .map(|(name, text)| format!("{name}={}", template::fill(text, device).unwrap()));
+            let env =
+                spec.env.iter().filter(|(_, text)| !text.ends_with("?}")).map(|(name, text)| {
+                    format!("{name}={}", template::fill(text, device).unwrap())
+                });
             let parts: Vec<String> = own.chain(with).chain(env).collect();
             parts.join(" ").replace("/dev/", "")
         };
@@ -178,7 +194,7 @@ mod tests {
     }
 
     /// What each preset offers of the node above.
-    const EXPECTED: [(&str, &str, &[&str]); 22] = [
+    const EXPECTED: [(&str, &str, &[&str]); 24] = [
         (
             "gaudi",
             "habana.ai/gaudi",
@@ -199,9 +215,11 @@ mod tests {
                 "davinci7 +davinci_manager +devmm_svm +hisi_hdc ASCEND_RUNTIME_OPTIONS= ASCEND_VISIBLE_DEVICES=7",
             ],
         ),
-        ("qat", "qat.intel.com/generic", &["vfio/vfio vfio/7"]),
+        ("qat", "qat.intel.com/generic", &["vfio/vfio vfio/7 QAT{n}=0000:6b:00.1"]),
         ("dsa", "dsa.intel.com/wq-user-dedicated", &["dsa/wq0.0", "dsa/wq1.3"]),
+        ("dsa-shared", "dsa.intel.com/wq-user-shared", &["dsa/wq1.4"]),
         ("iaa", "iaa.intel.com/wq-user-dedicated", &["iax/wq2.0"]),
+        ("iaa-shared", "iaa.intel.com/wq-user-shared", &["iax/wq2.1"]),
         ("dlb", "dlb.intel.com/pf", &["dlb0"]),
         ("sgx-enclave", "sgx.intel.com/enclave", &["sgx_enclave"]),
         ("sgx-provision", "sgx.intel.com/provision", &["sgx_provision"]),
@@ -234,6 +252,57 @@ mod tests {
         }
     }
 
+    /// A node without the devices of any preset.
+    fn other_node(root: &Path) {
+        for n in 0..200 {
+            write(root, &format!("dev/tty{n}"), "");
+            let place = format!("sys/bus/pci/devices/0000:00:{:02x}.{}", n / 8, n % 8);
+            let text = "DRIVER=pcieport\nPCI_CLASS=60400\nPCI_ID=8086:1234\nMODALIAS=x\n";
+            write(root, &format!("{place}/uevent"), text);
+        }
+        for file in ["idVendor", "idProduct", "busnum", "devnum"] {
+            write(root, &format!("sys/bus/usb/devices/1-1/{file}"), "0001\n");
+        }
+    }
+
+    /// Calls of the host (open, read, list, link) that these resources add to a scan of a node
+    /// without their devices, which has another resource of nodes.
+    fn calls_added_by(root: &HostRoot, specs: &[Arc<ResourceSpec>]) -> u64 {
+        let config =
+            config("[[resource]]\nname = \"a.b/tty\"\nclass = \"char\"\npaths = [\"/dev/tty1\"]\n");
+        let calls = |specs: &[Arc<ResourceSpec>]| {
+            let (found, calls) = with_faults(|_| None, || discover(root, specs, &BTreeMap::new()));
+            let offered = found.selection.resources.values().flatten().count();
+            assert_eq!(offered, 1, "only the other resource has a device");
+            calls
+        };
+        let with: Vec<_> = config.resources.iter().chain(specs).cloned().collect();
+        calls(&with) - calls(&config.resources)
+    }
+
+    #[test]
+    fn a_preset_costs_a_node_without_its_devices_a_few_calls() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/presets.md"))
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        other_node(dir.path());
+        let root = HostRoot::new(dir.path());
+        let mut measured = Vec::new();
+        for name in names() {
+            measured.push((calls_added_by(&root, &[spec(&name)]), format!("`{name}`")));
+        }
+        let all: Vec<_> = names().iter().map(|name| spec(name)).collect();
+        measured.push((calls_added_by(&root, &all), "all of them".to_owned()));
+        let mut by_calls: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for (calls, name) in measured {
+            by_calls.entry(calls).or_default().push(name);
+        }
+        let rows =
+            by_calls.iter().map(|(calls, names)| format!("| {} | {calls} |", names.join(", ")));
+        let missing: Vec<String> = rows.filter(|row| !page.contains(row)).collect();
+        assert!(missing.is_empty(), "the page lacks:\n{}", missing.join("\n"));
+    }
+
     #[test]
     fn the_keys_of_the_resource_override_the_preset() {
         let text = "[[resource]]\npreset = \"gaudi\"\nreplicas = 2\nselect = { numa_node = [1], driver = [\"x\"] }\n\
@@ -245,7 +314,7 @@ mod tests {
         assert_eq!((&*gaudi.select.vendor, &*gaudi.select.numa_node), (&[0x1da3][..], &[1][..]));
         assert_eq!(gaudi.select.driver, ["x"]);
         let env: Vec<&str> = gaudi.env.values().map(String::as_str).collect();
-        assert_eq!(env, ["{index}", ""]);
+        assert_eq!(env, ["{index}", "{module_id?}", ""]);
         let names: Vec<&str> = config.resources.iter().map(|spec| spec.name.as_str()).collect();
         assert_eq!(names[1..], ["example.com/fuse", "smarter-devices/fuse"]);
         assert_eq!(config.resources[1].sharing, Sharing::Replicas(3));

@@ -82,13 +82,26 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
 }
 
 /// Adds the environment, the nodes and the mounts of the configuration, which override the
-/// contract. A variable with placeholders has one value for each device, with commas.
+/// contract. A variable with placeholders has one value for each device, with commas. A variable
+/// with a number in its name is one variable for each device.
 fn add_configured(request: &Request<'_>, edits: &mut ContainerEdits) {
     let spec = request.spec;
     for (name, text) in &spec.env {
+        if name.contains(template::NUMBER) {
+            let values = request.devices.iter().filter_map(|of| template::fill(text, of).ok());
+            for (number, value) in values.enumerate() {
+                edits.envs.insert(name.replace(template::NUMBER, &number.to_string()), value);
+            }
+            continue;
+        }
         let value = if template::has_placeholder(text) {
             let values = request.devices.iter().filter_map(|of| template::fill(text, of).ok());
-            values.collect::<Vec<_>>().join(",")
+            let values: Vec<String> = values.collect();
+            // Placeholders with a `?`, and no device has a value.
+            if values.is_empty() {
+                continue;
+            }
+            values.join(",")
         } else {
             template::plain(text)
         };
@@ -133,9 +146,10 @@ pub fn companions<'a>(
 
 /// The placeholder that a device has no value for, with the key of the configuration.
 fn unfilled(spec: &ResourceSpec, device: &Device) -> Option<String> {
-    let of_env = spec.env.iter().find_map(|(name, text)| {
-        Some((format!("env.{name}"), template::fill(text, device).err()?))
-    });
+    let of_env = spec
+        .env
+        .iter()
+        .find_map(|(name, text)| Some((format!("env.{name}"), template::lacking(text, device)?)));
     let of_nodes = || {
         let texts = spec.nodes.iter().filter(|node| !node.optional).flat_map(|node| {
             node.path.host.literal().into_iter().chain(node.path.container.as_deref())
@@ -254,7 +268,7 @@ mod tests {
     fn npus() -> (ResourceSpec, [Device; 2]) {
         let mut spec = spec("huawei.com/npu", ContractKind::Generic);
         spec.nodes = vec![node("/dev/davinci_manager", false), node("/dev/log{index}", true)];
-        spec.env = [("VISIBLE", "{index}"), ("ALL", "on {{x}}"), ("ID", "{id}")]
+        spec.env = [("VISIBLE", "{index}"), ("ALL", "on {{x}}"), ("ID", "{id}"), ("N{n}", "{id}")]
             .map(|(name, text)| (name.to_owned(), text.to_owned()))
             .into();
         (spec, ["3", "11"].map(|n| device(n, &[&format!("/dev/davinci{n}")], &[])))
@@ -270,7 +284,10 @@ mod tests {
         assert_eq!(nodes, expected);
         let env: Vec<(&str, &str)> =
             edits.envs.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert_eq!(env, [("ALL", "on {x}"), ("ID", "11,3"), ("VISIBLE", "11,3")]);
+        assert_eq!(
+            env,
+            [("ALL", "on {x}"), ("ID", "11,3"), ("N0", "11"), ("N1", "3"), ("VISIBLE", "11,3")]
+        );
         let objects = first.objects();
         assert!(objects.iter().all(|object| !object.as_str().contains("manager")), "{objects:?}");
     }
@@ -284,6 +301,9 @@ mod tests {
             unanswerable(&spec, &first).as_deref(),
             Some("`env.UUID` needs its `{uuid}`, which it does not have")
         );
+        spec.env.insert("UUID".into(), "a{uuid?}".into());
+        assert_eq!(unanswerable(&spec, &first), None);
+        assert!(!edits_of(&spec, &[&first]).envs.contains_key("UUID"), "without any value");
         spec.env.clear();
         spec.nodes.push(node("/dev/x{serial}", true));
         assert_eq!(unanswerable(&spec, &first), None, "an optional node is left out");

@@ -1,17 +1,21 @@
 //! Texts of the configuration with placeholders that each device fills, such as
 //! `/dev/accel/accel_controlD{index}`.
 //!
-//! A placeholder is a name of small letters and `_` in braces. `{{index}}` stands for the text
+//! A placeholder is a name of small letters and `_` in braces. A device without its value is not
+//! offered, unless a `?` follows the name: `{module_id?}`. `{{index}}` stands for the text
 //! `{index}`. Other braces, as in JSON, are text.
 
 use super::device::Device;
 use std::fmt::Write as _;
 
+/// In the name of a variable: the position of the device in the container, from 0.
+pub const NUMBER: &str = "{n}";
+
 /// A value of a device: the names in braces, and what fills them.
 type Placeholder = (&'static str, fn(&Device) -> Option<String>);
 
 /// Every placeholder. `docs/configure.md` has the same list.
-const PLACEHOLDERS: [Placeholder; 14] = [
+const PLACEHOLDERS: [Placeholder; 15] = [
     ("id", |device| Some(device.id.to_string())),
     ("address", |device| Some(device.pci.as_ref()?.address.to_string())),
     ("vendor", |device| Some(format!("{:04x}", device.pci.as_ref()?.vendor?))),
@@ -27,6 +31,7 @@ const PLACEHOLDERS: [Placeholder; 14] = [
     ("major", |device| Some(device.own_nodes().next()?.number?.major.to_string())),
     ("node", |device| Some(device.own_nodes().next()?.container.clone())),
     ("name", name),
+    ("module_id", |device| attribute(device, &["module_id"])),
     ("numa_node", |device| Some(device.numa_nodes.first()?.to_string())),
     ("iommu_group", |device| Some(device.iommu_group()?.to_string())),
 ];
@@ -51,6 +56,8 @@ enum Part<'a> {
     Text(&'a str),
     /// The name in braces.
     Value(&'a str),
+    /// The same, with a `?`.
+    Optional(&'a str),
 }
 
 /// The parts of a text, in their order.
@@ -74,6 +81,10 @@ fn parts(text: &str) -> Vec<Part<'_>> {
             parts.push(Part::Text(&rest[..open]));
             parts.push(Part::Value(name));
             rest = &behind[1..];
+        } else if !name.is_empty() && behind.starts_with("?}") {
+            parts.push(Part::Text(&rest[..open]));
+            parts.push(Part::Optional(name));
+            rest = &behind[2..];
         } else {
             parts.push(Part::Text(&rest[..=open]));
             rest = inside;
@@ -86,16 +97,31 @@ fn parts(text: &str) -> Vec<Part<'_>> {
 /// Whether a text has a placeholder, known or not.
 #[must_use]
 pub fn has_placeholder(text: &str) -> bool {
-    parts(text).iter().any(|part| matches!(part, Part::Value(_)))
+    parts(text).iter().any(|part| !matches!(part, Part::Text(_)))
 }
 
 /// The first placeholder of a text that no device has; `None` where all are known.
 #[must_use]
 pub fn unknown(text: &str) -> Option<&str> {
     parts(text).into_iter().find_map(|part| match part {
-        Part::Value(name) => PLACEHOLDERS.iter().all(|(known, _)| *known != name).then_some(name),
+        Part::Value(name) | Part::Optional(name) => {
+            PLACEHOLDERS.iter().all(|(known, _)| *known != name).then_some(name)
+        }
         Part::Text(_) => None,
     })
+}
+
+/// The first placeholder without a `?` that the device has no value for.
+#[must_use]
+pub fn lacking<'a>(text: &'a str, device: &Device) -> Option<&'a str> {
+    parts(text).into_iter().find_map(|part| match part {
+        Part::Value(name) => value(name, device).is_none().then_some(name),
+        Part::Optional(_) | Part::Text(_) => None,
+    })
+}
+
+fn value(name: &str, device: &Device) -> Option<String> {
+    PLACEHOLDERS.iter().find(|(known, _)| *known == name).and_then(|(_, value)| value(device))
 }
 
 /// The names of all placeholders, as a list with commas.
@@ -113,7 +139,7 @@ pub fn known() -> String {
 #[must_use]
 pub fn plain(text: &str) -> String {
     let texts = parts(text).into_iter().map(|part| match part {
-        Part::Text(text) | Part::Value(text) => text,
+        Part::Text(text) | Part::Value(text) | Part::Optional(text) => text,
     });
     texts.collect()
 }
@@ -147,9 +173,8 @@ fn fill_with<'a>(
     for part in parts(text) {
         match part {
             Part::Text(text) => filled.push_str(text),
-            Part::Value(name) => {
-                let known = PLACEHOLDERS.iter().find(|(known, _)| *known == name);
-                let value = known.and_then(|(_, value)| value(device)).filter(|of| may_be(of));
+            Part::Value(name) | Part::Optional(name) => {
+                let value = value(name, device).filter(|of| may_be(of));
                 filled.push_str(&value.ok_or(name)?);
             }
         }
@@ -194,12 +219,20 @@ mod tests {
             ),
             ("{index", Ok("{index")),
             ("x{uuid}", Err("uuid")),
+            ("x{uuid?}", Err("uuid")),
+            ("x{index?}{?}{index??}", Ok("x12{?}{index??}")),
             ("{serial}", Err("serial")),
             ("{other}", Err("other")),
         ] {
             assert_eq!(fill(text, &device), filled.map(str::to_owned), "{text}");
         }
         assert_eq!((unknown("{index}{what}"), unknown("{index}{{what}}")), (Some("what"), None));
+        assert_eq!(unknown("{index?}{what?}"), Some("what"));
+        assert_eq!(
+            (lacking("{uuid?}{serial}", &device), lacking("{uuid?}", &device)),
+            (Some("serial"), None)
+        );
+        assert!(has_placeholder("{b?}"));
         assert!(has_placeholder("a{b}") && !has_placeholder("{{b}} {1}"));
         assert!(known().starts_with("`{id}`, `{address}`"), "{}", known());
     }
@@ -220,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_text_without_placeholders_stays(text in "[a-z{}A_ é]{0,20}") {
+        fn a_text_without_placeholders_stays(text in "[a-z{}?A_ é]{0,20}") {
             let filled = fill(&text, &gaudi());
             prop_assert!(filled.is_err() || unknown(&text).is_none());
             prop_assert!(filled.is_ok() || has_placeholder(&text));

@@ -17,6 +17,10 @@ const HABANA_CLASS: &str = "sys/class/habanalabs";
 pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
     let is_habana = function.driver.as_deref() == Some(HABANA);
+    if is_habana {
+        // Habana's own driver has it; that of Linux does not.
+        facts.note("module_id", root.read(&format!("{}/module_id", folder(function.address))));
+    }
     let below =
         |class: &str| numbers(root, &format!("{}/{class}", folder(function.address)), class);
     for number in below("accel") {
@@ -112,5 +116,18 @@ mod tests {
         );
         assert_eq!(nodes("habanalabs", &[other]), []);
         assert_eq!(nodes("vfio-pci", &[mine]), []);
+    }
+
+    #[test]
+    fn a_gaudi_has_the_number_of_its_module_where_its_driver_states_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let module = |driver: &str| {
+            let gaudi = PciFunction { driver: Some(driver.into()), ..function("0000:33:00.0") };
+            let facts = facts(&HostRoot::new(dir.path()), &gaudi);
+            facts.attributes.get("module_id").map(str::to_owned)
+        };
+        assert_eq!(module(HABANA), None);
+        write(dir.path(), &format!("{PLACE}/module_id"), "5\n");
+        assert_eq!((module(HABANA).as_deref(), module("vfio-pci")), (Some("5"), None));
     }
 }
