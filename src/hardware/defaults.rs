@@ -55,11 +55,15 @@ pub fn specs(scan: &Scan, mig: MigStrategy) -> Vec<ResourceSpec> {
         let (integrated, cards): (Vec<_>, Vec<_>) =
             scan.functions.values().filter(mine).partition(|function| is_integrated(function));
         let has_own = scan.is_tegra && vendor == nvidia::VENDOR;
-        let named = name.parse().ok().filter(|_| has_own || !cards.is_empty());
+        // Graphics in the processor are offered alone, and left out next to a card: a pod
+        // that requests one GPU would get either.
+        let has_driver = |function: &&PciFunction| function.driver.is_some();
+        let is_there = has_own || !cards.is_empty() || integrated.iter().any(has_driver);
+        let named = name.parse().ok().filter(|_| is_there);
         if let Some(spec) = named.and_then(|name| whole(&name, mig)) {
             let integrated: Vec<PciAddress> =
                 integrated.iter().map(|function| function.address).collect();
-            let exclude = (!integrated.is_empty())
+            let exclude = (!cards.is_empty() && !integrated.is_empty())
                 .then(|| Select { address: integrated, ..Select::default() });
             let of_each_profile = of_each_profile(&spec, mig);
             specs.push(ResourceSpec { exclude, ..spec });
@@ -135,11 +139,9 @@ mod tests {
     #[test]
     fn only_present_usable_devices_are_offered() {
         assert_eq!(names(vec![]), Vec::<String>::new());
+        let unbound = PciFunction { driver: None, ..gpu("0000:00:02.0", 0x8086, "") };
         assert_eq!(
-            names(vec![
-                gpu("0000:01:00.0", 0x10de, "nouveau"),
-                gpu("0000:00:02.0", 0x8086, "i915")
-            ]),
+            names(vec![gpu("0000:01:00.0", 0x10de, "nouveau"), unbound]),
             Vec::<String>::new()
         );
         let all = vec![
@@ -151,7 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn integrated_graphics_are_left_out_next_to_a_card() {
+    fn integrated_graphics_are_offered_alone_and_left_out_next_to_a_card() {
+        let alone = gpu("0000:00:02.0", 0x8086, "i915");
+        let other = gpu("0000:01:00.0", 0x10de, "nvidia");
+        assert_eq!(names(vec![alone.clone()]), ["gpu.intel.com/i915"]);
+        assert_eq!(names(vec![alone.clone(), other]), ["nvidia.com/gpu", "gpu.intel.com/i915"]);
+        let scan = Scan::of([(alone.address, alone)].into());
+        assert_eq!(specs(&scan, MigStrategy::None)[0].exclude, None);
         let functions = [gpu("0000:00:02.0", 0x8086, "i915"), gpu("0000:03:00.0", 0x8086, "i915")];
         let scan = Scan::of(functions.map(|function| (function.address, function)).into());
         let specs = specs(&scan, MigStrategy::None);
