@@ -33,6 +33,8 @@ struct Member {
     address: PciAddress,
     is_bridge: bool,
     driver: Option<String>,
+    /// Vendor and device.
+    ids: (Option<u16>, Option<u16>),
 }
 
 impl Groups {
@@ -40,8 +42,12 @@ impl Groups {
         let mut groups: BTreeMap<u32, Vec<Member>> = BTreeMap::new();
         for function in scan.functions.values() {
             let is_bridge = function.class16().is_some_and(|class| class >> 8 == 0x06);
-            let member =
-                || Member { address: function.address, is_bridge, driver: function.driver.clone() };
+            let member = || Member {
+                address: function.address,
+                is_bridge,
+                driver: function.driver.clone(),
+                ids: (function.vendor, function.device),
+            };
             if let Some(group) = function.iommu_group {
                 groups.entry(group).or_default().push(member());
             }
@@ -79,6 +85,13 @@ impl Groups {
                 format!("{} ({})", member.address, member.driver.as_deref().unwrap_or_default())
             }),
         );
+        let is_twin = |member: &&Member| {
+            member.ids == (function.vendor, function.device)
+                && member.driver.as_deref().is_some_and(is_vfio)
+        };
+        let twins: Vec<String> =
+            others().filter(is_twin).map(|twin| twin.address.to_string()).collect();
+        facts.note("group_twins", (!twins.is_empty()).then(|| twins.join(",")));
         let mut members: Vec<PciAddress> =
             others().map(|member| member.address).chain([function.address]).collect();
         members.sort();
