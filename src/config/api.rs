@@ -23,9 +23,9 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
              attributes; name the resource once"
         ));
     }
-    if resource.class == Class::Other {
+    if let Class::Other | Class::Pci = resource.class {
         return Err(format!(
-            "devices of the class `other` are not published for claims; use the device plugin for \
+            "devices of the classes `other` and `pci` are not published for claims; use the device plugin for \
              them, without {key}"
         ));
     }
@@ -55,7 +55,10 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
         }
         _ => {}
     }
-    if let Some(name) = resource.env.iter().find(|(_, value)| template::has_placeholder(value)) {
+    let lists = |(name, value): &(&String, &String)| {
+        template::has_placeholder(value) || name.contains(template::NUMBER)
+    };
+    if let Some(name) = resource.env.iter().find(lists) {
         return Err(format!(
             "the variable `{}` of `env` lists devices by its placeholder, but a container may have \
              several claims, and the last one would win; remove it for {key}",

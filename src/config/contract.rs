@@ -14,10 +14,9 @@ pub(super) fn contract(
     resource: &Resource,
     class: DeviceClass,
     select: &Select,
+    or: &[Select],
 ) -> Result<Contract, String> {
-    let kind = resource
-        .contract
-        .unwrap_or_else(|| ContractKind::usual(class, &select.vendor, &select.driver));
+    let kind = resource.contract.unwrap_or_else(|| usual(class, select, or));
     let tables = [
         (ContractKind::Nvidia, resource.nvidia.is_some()),
         (ContractKind::IntelGpu, resource.intel_gpu.is_some()),
@@ -55,6 +54,13 @@ pub(super) fn contract(
         | ContractKind::RdmaShared
         | ContractKind::Kubevirt) => plain.into(),
     })
+}
+
+/// The usual contract of all selections, where they have the same one.
+fn usual(class: DeviceClass, select: &Select, or: &[Select]) -> ContractKind {
+    let of = |select: &Select| ContractKind::usual(class, &select.vendor, &select.driver);
+    let kind = of(select);
+    if or.iter().all(|select| of(select) == kind) { kind } else { ContractKind::Generic }
 }
 
 /// MPS shares whole GPUs, and a server of MPS has a limit of clients.

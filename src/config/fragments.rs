@@ -175,6 +175,8 @@ pub(super) struct Resource {
     pub(super) cdi: Vec<CdiAnswer>,
     #[serde(default)]
     pub(super) select: Select,
+    #[serde(default)]
+    pub(super) or: Vec<Select>,
     pub(super) exclude: Option<Select>,
     #[serde(default)]
     pub(super) paths: Vec<PathOrGroup>,
@@ -184,6 +186,7 @@ pub(super) struct Resource {
     pub(super) pool: Option<u32>,
     pub(super) per_container: Option<PerContainer>,
     pub(super) placement: Option<Placement>,
+    pub(super) topology: Option<bool>,
     #[serde(default)]
     pub(super) env: BTreeMap<String, String>,
     #[serde(default)]
@@ -201,10 +204,14 @@ pub(super) enum Class {
     Fpga,
     Rdma,
     Nic,
+    /// `nic` and `rdma` together.
+    Network,
     Nvme,
     Accelerator,
     Char,
     Other,
+    /// Every PCI function, of any class.
+    Pci,
 }
 
 /// The link layer of a network function.
@@ -236,6 +243,8 @@ pub(super) struct Select {
     pub(super) uniform: bool,
     pub(super) part: Option<bool>,
     pub(super) interface: Vec<String>,
+    /// Globs by the names of attributes.
+    pub(super) attribute: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]

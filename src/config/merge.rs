@@ -541,6 +541,11 @@ mod tests {
             (select("model = [\"H100[\"]"), "the model `H100[` is not a valid glob"),
             (select("numa_nodes = [0]"), "unknown key `numa_nodes`; did you mean `numa_node`?"),
             (select("iommu_group = [-1]"), "line 4"),
+            (select("attribute = { acpi_indexes = [\"1\"] }"), "unknown attribute `acpi_indexes`; did you mean `acpi_index`?"),
+            (select("attribute = { serial = [\"a[\"] }"), "the serial `a[` is not a valid glob"),
+            (select("vf = true }\nor = [{ vf = false }, {}] #"), "one of them is empty and selects every device"),
+            (select("vf = true }\nor = [{ uniform = true }] #"), "`uniform` and `mig_profile` are for `select`"),
+            ("[[resource]]\nname = \"a.b/c\"\nclass = \"pci\"\nselect = { driver = [\"vfio-pci\"] }".to_owned(), "the class `pci` has every PCI function"),
             (
                 "[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"\n[[resource]]\nname = \"a.b/c\"\nclass = \"gpu\"".to_owned(),
                 "two resources are named `a.b/c`",

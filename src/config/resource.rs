@@ -2,7 +2,7 @@
 
 use super::api::api;
 use super::contract::contract;
-use super::error::{hidden, hidden_in};
+use super::error::{hidden, hidden_in, unknown};
 use super::fragments::{self, Class, LinkType};
 use super::hooks::hooks;
 use super::path_entries::PathOrGroup;
@@ -11,8 +11,9 @@ use super::sharing::sharing;
 use super::{paths, text};
 use crate::domain::{
     DeviceClass, DeviceId, MIG_PROFILE, NODE, PciAddress, PerContainer, PfSelect, ResourceName,
-    ResourceSpec, Select,
+    ResourceSpec, SELECTABLE, Scope, Select,
 };
+use std::collections::BTreeMap;
 
 pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, String> {
     let is_each = resource.name.contains(NODE);
@@ -26,13 +27,17 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
     let name = name.map_err(|error| hidden_in(&error.to_string(), &resource.name))?;
     let class = class(resource.class);
     let select = select(&resource.select)?;
-    check_class(resource, class, &select)?;
+    let or = resource.or.iter().map(self::select).collect::<Result<Vec<_>, _>>()?;
+    for each in std::iter::once(&select).chain(&or) {
+        check_class(resource, class, each)?;
+    }
+    check_or(class, &select, &or)?;
     // If a container, or a resource, has only one device, several hosts may have the same path in
     // the container.
     let is_one = resource.per_container == Some(PerContainer::One) || is_each;
     let Paths { paths, groups, usb } = paths::paths(resource, is_one)?;
     text::environment(&resource.env)?;
-    let contract = contract(resource, class, &select)?;
+    let contract = contract(resource, class, &select, &or)?;
     let api = api(resource, &contract)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
     let hooks = hooks(resource, class, &select, sharing)?;
@@ -40,8 +45,14 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
         name,
         api,
         class,
+        scope: match resource.class {
+            Class::Network => Scope::Network,
+            Class::Pci => Scope::Pci,
+            _ => Scope::Class,
+        },
         contract,
         select,
+        or,
         exclude: resource.exclude.as_ref().map(self::select).transpose()?,
         paths,
         groups,
@@ -51,6 +62,7 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
         sharing,
         per_container,
         placement: resource.placement.unwrap_or_default(),
+        topology: resource.topology.unwrap_or(true),
         env: resource.env.clone(),
         mounts: paths::mounts(&resource.mounts)?,
         hooks,
@@ -96,7 +108,15 @@ fn check_class(
     }
     let names_ids = !select.vendor.is_empty() && !select.device.is_empty();
     let names_one = !select.address.is_empty() || !select.id.is_empty();
-    if class == DeviceClass::Other && !names_ids && !names_one {
+    let names_type = !select.mdev_type.is_empty();
+    if resource.class == Class::Pci && !names_ids && !names_one && !names_type {
+        return Err(
+            "the class `pci` has every PCI function; select some by `vendor` and `device`, \
+                    by `address`, by `id` or by `mdev_type`"
+                .into(),
+        );
+    }
+    if resource.class == Class::Other && !names_ids && !names_one {
         return Err("the class `other` has every other PCI function, such as bridges and host \
                     controllers; select some by `vendor` and `device`, by `address` or by `id`"
             .into());
@@ -109,16 +129,37 @@ fn check_class(
     Ok(())
 }
 
+/// Each selection must limit the devices. MIG's keys decide about all devices of the resource, so
+/// only `select` has them.
+fn check_or(class: DeviceClass, select: &Select, or: &[Select]) -> Result<(), String> {
+    if or.is_empty() {
+        return Ok(());
+    }
+    if class == DeviceClass::Char {
+        return Err("`or` is not for the class `char`; list the nodes in `paths`".into());
+    }
+    if std::iter::once(select).chain(or).any(|each| *each == Select::default()) {
+        return Err("`or` adds to the devices of `select`, but one of them is empty and selects \
+                    every device; remove `or`, or name devices in each"
+            .into());
+    }
+    let decides = |select: &&Select| select.uniform || !select.mig_profile.is_empty();
+    if or.iter().any(|select| decides(&select)) {
+        return Err("`uniform` and `mig_profile` are for `select`, not for `or`".into());
+    }
+    Ok(())
+}
+
 fn class(class: Class) -> DeviceClass {
     match class {
         Class::Gpu => DeviceClass::Gpu,
         Class::Fpga => DeviceClass::Fpga,
         Class::Rdma => DeviceClass::Rdma,
-        Class::Nic => DeviceClass::Nic,
+        Class::Nic | Class::Network => DeviceClass::Nic,
         Class::Nvme => DeviceClass::Nvme,
         Class::Accelerator => DeviceClass::Accelerator,
         Class::Char => DeviceClass::Char,
-        Class::Other => DeviceClass::Other,
+        Class::Other | Class::Pci => DeviceClass::Other,
     }
 }
 
@@ -165,5 +206,21 @@ fn select(fragment: &fragments::Select) -> Result<Select, String> {
         uniform: fragment.uniform,
         part: fragment.part,
         interface: fragment.interface.clone(),
+        attribute: attribute(&fragment.attribute)?,
     })
+}
+
+/// The globs over attributes, whose names must be known.
+fn attribute(
+    globs: &BTreeMap<String, Vec<String>>,
+) -> Result<BTreeMap<String, Vec<String>>, String> {
+    for (name, globs) in globs {
+        if !SELECTABLE.contains(&name.as_str()) {
+            return Err(unknown("attribute", name, &SELECTABLE));
+        }
+        if let Some(glob) = globs.iter().find(|glob| glob::Pattern::new(glob).is_err()) {
+            return Err(format!("the {name} `{}` is not a valid glob", hidden(glob)));
+        }
+    }
+    Ok(globs.clone())
 }

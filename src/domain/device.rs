@@ -128,6 +128,8 @@ pub struct Device {
     /// | `mdev_type`, `mdev_type_name` | mediated device | type: `nvidia-754`, `NVIDIA A2-4Q` |
     /// | `unique_id` | AMD | identity of the GPU |
     /// | `compute_partition`, `memory_partition` | AMD | modes of the GPU: `cpx`, `nps4` |
+    /// | `module_id` | Gaudi | number of the module on its board |
+    /// | `acpi_index` | network, RDMA, accelerator | number that the firmware gives the function |
     /// | `partition`, `render_minor` | AMD partition | its number on the GPU; of its render node |
     /// | `kfd_node`, `xcp` | AMD partition | number in KFD's topology; its platform device |
     /// | `afu_id`, `interface_id` | Intel FPGA port | accelerator function; region's interface |
@@ -146,6 +148,7 @@ pub struct Device {
     /// | `default_route` | network, RDMA | the interface of the host's default route |
     /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
     /// | `iommu_group`, `group_members` | for guests | group; all functions in it |
+    /// | `group_twins` | for guests | others in the group with the same ids, for guests too |
     /// | `group_blocked_by` | for guests | the function that keeps the group from guests |
     /// | `kernel_name` | node of `/dev` | `subsystem:name` |
     /// | `kernel_device` | node of `/dev` | the kernel's device, below `/sys/devices` |

@@ -109,7 +109,9 @@ pub use pod::PodRef;
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, clip_middle, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;
-pub use resource::{CharPath, MemberPath, MountSpec, NodePattern, ResourceSpec, Select};
+pub use resource::{
+    CharPath, MemberPath, MountSpec, NodePattern, ResourceSpec, SELECTABLE, Scope, Select,
+};
 pub use resource_name::{InvalidResourceName, MIG_PROFILE, NODE, ResourceName};
 pub use retention::Retention;
 pub use safeguard::Safeguard;

@@ -54,7 +54,25 @@ pub struct Select {
     pub part: Option<bool>,
     /// Functions by the names of their network interfaces.
     pub interface: Vec<String>,
+    /// Globs over attributes, by the names in [`SELECTABLE`]: each attribute must match one of its
+    /// globs.
+    pub attribute: BTreeMap<String, Vec<String>>,
 }
+
+/// The attributes of a device that [`Select::attribute`] may name: those that stay while the device
+/// is in use.
+pub const SELECTABLE: [&str; 10] = [
+    "acpi_index",
+    "afu_id",
+    "compute_partition",
+    "firmware",
+    "interface_id",
+    "memory_partition",
+    "node_guid",
+    "serial",
+    "sys_image_guid",
+    "vdpa_driver",
+];
 
 /// A pattern for nodes of the host's `/dev`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +170,17 @@ pub struct MountSpec {
     pub read_only: bool,
 }
 
+/// The classes of the devices of a resource.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Only [`ResourceSpec::class`].
+    Class,
+    /// Network functions with an RDMA device and without one; the class is `nic`.
+    Network,
+    /// Every PCI function; the class is `other`.
+    Pci,
+}
+
 /// One resource of the validated configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceSpec {
@@ -161,12 +190,16 @@ pub struct ResourceSpec {
     pub api: Api,
     /// The class of its devices.
     pub class: DeviceClass,
+    /// Whether it also has devices of other classes.
+    pub scope: Scope,
     /// The contract, which defines the content of an Allocate response.
     pub contract: Contract,
     /// Ways to pass CDI names in the response instead of device nodes. Empty: the nodes themselves.
     pub cdi: Vec<CdiAnswer>,
     /// The selection of devices.
     pub select: Select,
+    /// Further selections: a device that matches one of them is selected too.
+    pub or: Vec<Select>,
     /// The devices to leave out of the selection; `None` leaves out none.
     pub exclude: Option<Select>,
     /// Paths, for the class `char`.
@@ -185,6 +218,8 @@ pub struct ResourceSpec {
     pub per_container: PerContainer,
     /// The preference among several suitable devices.
     pub placement: Placement,
+    /// Whether the kubelet gets the NUMA nodes of the devices.
+    pub topology: bool,
     /// Environment variables of every container.
     pub env: BTreeMap<String, String>,
     /// Mounts of every container.
@@ -202,9 +237,11 @@ impl ResourceSpec {
             name,
             api: Api::Plugin,
             class,
+            scope: Scope::Class,
             contract: Contract::Generic,
             cdi: Vec::new(),
             select: Select::default(),
+            or: Vec::new(),
             exclude: None,
             paths: Vec::new(),
             groups: Vec::new(),
@@ -213,6 +250,7 @@ impl ResourceSpec {
             sharing: Sharing::Exclusive,
             per_container: PerContainer::Any,
             placement: Placement::default(),
+            topology: true,
             env: BTreeMap::new(),
             mounts: Vec::new(),
             hooks: Hooks::default(),
@@ -231,6 +269,31 @@ impl ResourceSpec {
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         matches!(&self.select.id[..], [id] if id.as_str().is_empty())
+    }
+
+    /// Whether devices of this class may belong to it.
+    #[must_use]
+    pub fn takes(&self, class: DeviceClass) -> bool {
+        match self.scope {
+            Scope::Class => self.class == class,
+            Scope::Network => matches!(class, DeviceClass::Nic | DeviceClass::Rdma),
+            Scope::Pci => class != DeviceClass::Char,
+        }
+    }
+
+    /// The word for its devices in the configuration.
+    #[must_use]
+    pub fn class_word(&self) -> &'static str {
+        match self.scope {
+            Scope::Class => self.class.as_str(),
+            Scope::Network => "network",
+            Scope::Pci => "pci",
+        }
+    }
+
+    /// Its selections: a device must match one of them.
+    pub fn selections(&self) -> impl Iterator<Item = &Select> {
+        std::iter::once(&self.select).chain(&self.or)
     }
 
     /// Every path whose nodes are devices, or parts of one: those of `paths` and of the groups.

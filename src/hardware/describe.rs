@@ -202,6 +202,9 @@ impl<'a> Describer<'a> {
             DeviceClass::Accelerator => accel::facts(self.root, function),
             DeviceClass::Char | DeviceClass::Other => Facts::default(),
         };
+        if has_index(class) && !function.is_vf() {
+            facts.note("acpi_index", net::acpi_index(self.root, function));
+        }
         if !function.net.is_empty() {
             facts.note("default_route", self.routes.get(self.root).among(&function.net));
         }
@@ -209,6 +212,11 @@ impl<'a> Describer<'a> {
         facts.nodes.extend(function.uio.iter().map(|name| required(format!("/dev/{name}"))));
         facts
     }
+}
+
+/// Whether the plugin for SR-IOV selects functions of this class by the firmware's numbers.
+fn has_index(class: DeviceClass) -> bool {
+    matches!(class, DeviceClass::Rdma | DeviceClass::Nic | DeviceClass::Accelerator)
 }
 
 /// The key of a function, from its place and its ids, or of one of its parts.

@@ -40,6 +40,9 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts
         });
         facts.note("unique_id", unique.clone());
         facts.identity = unique.filter(|_| !function.is_vf());
+        // Linux `amdgpu_fru_eeprom.c`: empty without such a memory on the card.
+        let model = root.read(&format!("{}/product_name", folder(function.address)));
+        facts.note("model", model.filter(|model| !model.is_empty()));
         // Linux `amdgpu_xgmi.c`; 0 means no hive.
         let hive = root.read(&format!("{}/xgmi_hive_info/xgmi_hive_id", folder(function.address)));
         facts.note("hive", hive.filter(|id| id != "0").map(|id| format!("xgmi:{id}")));
@@ -77,6 +80,16 @@ mod tests {
         );
         assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
         assert_eq!(&facts.attributes["hive"], "xgmi:13258203473827");
+        assert!(!facts.attributes.contains_key("model"));
+        let at = |file: &str| format!("sys/bus/pci/devices/0000:0a:00.0/{file}");
+        write(dir.path(), &at("product_name"), "AMD Instinct MI300X\n");
+        write(dir.path(), &at("current_compute_partition"), "SPX\n");
+        write(dir.path(), &at("current_memory_partition"), "NPS1\n");
+        let whole = read().attributes;
+        let of = ["model", "compute_partition", "memory_partition"].map(|name| &whole[name]);
+        assert_eq!(of, ["AMD Instinct MI300X", "spx", "nps1"]);
+        write(dir.path(), &at("product_name"), "\n");
+        assert!(!read().attributes.contains_key("model"), "a card without the memory for it");
         hive("0\n");
         assert!(!read().attributes.contains_key("hive"), "a GPU without links of its own");
     }

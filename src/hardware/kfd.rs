@@ -119,12 +119,13 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
         root.read(&format!("{}/{file}", folder(function.address)))
             .map(|mode| mode.to_ascii_lowercase())
     };
+    // A GPU that is not cut has modes too: `spx`, `nps1`.
+    facts.note("compute_partition", mode("current_compute_partition"));
+    facts.note("memory_partition", mode("current_memory_partition"));
     let partitions = kfd.partitions(function);
     if partitions.is_empty() {
         return;
     }
-    facts.note("compute_partition", mode("current_compute_partition"));
-    facts.note("memory_partition", mode("current_memory_partition"));
     let xcps: Vec<(String, Vec<String>)> = root
         .entries(PLATFORM)
         .into_iter()

@@ -18,6 +18,12 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
     facts
 }
 
+/// The number that the firmware gives a function of the mainboard (Linux
+/// `Documentation/ABI/testing/sysfs-bus-pci`, `acpi_index`). Most functions have none.
+pub(super) fn acpi_index(root: &HostRoot, function: &PciFunction) -> Option<String> {
+    root.read(&format!("{}/acpi_index", folder(function.address)))
+}
+
 /// The link type, by the numbers of `if_arp.h`.
 fn link_type(number: &str) -> Option<&'static str> {
     match number {

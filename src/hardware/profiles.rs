@@ -74,7 +74,11 @@ fn kind(device: &Device) -> String {
         (None, _) => "whole devices".to_owned(),
         (Some(MIG), Some(profile)) => format!("MIG {profile}"),
         (Some(MIG), None) => UNKNOWN.to_owned(),
-        (Some(part), _) => part.to_owned(),
+        (Some(part), _) => {
+            let modes = ["compute_partition", "memory_partition"];
+            let modes = modes.iter().filter_map(|mode| device.attribute(mode));
+            modes.fold(part.to_owned(), |kind, mode| format!("{kind} {mode}"))
+        }
     }
 }
 
@@ -143,6 +147,14 @@ mod tests {
         assert_eq!(of_two, "2 × MIG 1g.10gb, 1 × MIG 1g.10gb+me");
         assert!(mixture(&[whole(), instance(None)]).is_some());
         assert!(mixture(&[whole(), one]).is_some());
+        let partition = |mode| {
+            let mut device = device("0000:03:00.0", "GPU-3-partition0");
+            device.attributes.extend([("part", "partition"), ("compute_partition", mode)]);
+            device
+        };
+        assert_eq!(mixture(&[partition("cpx"), partition("cpx")]), None);
+        let of_two = mixture(&[partition("cpx"), partition("dpx")]).unwrap();
+        assert_eq!(of_two, "1 × partition cpx, 1 × partition dpx");
     }
 
     #[test]

@@ -117,7 +117,8 @@ fn warn_of_nothing(
         let near = Nearest::of(&near).map(|nearest| format!("; {nearest}")).unwrap_or_default();
         warnings.push(format!(
             "{}: no device of class {} on this host matches{near}",
-            spec.name, spec.class
+            spec.name,
+            spec.class_word()
         ));
     }
     selection.warnings.extend(warnings);
@@ -169,7 +170,7 @@ mod tests {
     use super::super::testing::{char_spec, device, spec};
     use super::*;
     use crate::domain::{
-        Contract, ContractKind, DeviceNode, PciAddress, Select, Sharing, SriovOptions,
+        Contract, ContractKind, DeviceNode, PciAddress, Scope, Select, Sharing, SriovOptions,
     };
 
     fn gpu(address: &str, vendor: u16, physfn: Option<&str>) -> Arc<Device> {
@@ -290,6 +291,82 @@ mod tests {
             chosen(&selection)[0].1,
             ["0000:3b:00.3", "0000:af:00.1", "0000:af:00.2", "0000:af:00.3"]
         );
+    }
+
+    #[test]
+    fn a_resource_has_the_devices_of_all_its_selections_and_classes() {
+        let mut devices = adapters();
+        // The second adapter has RDMA devices.
+        for device in &mut devices[4..] {
+            Arc::make_mut(device).class = DeviceClass::Rdma;
+        }
+        let mut controller = device("0000:01:00.0", "0000:01:00.0");
+        controller.class = DeviceClass::Nvme;
+        controller.nodes.push(DeviceNode::at("/dev/vfio/5"));
+        controller.pci.as_mut().unwrap().vendor = Some(0x144d);
+        devices.push(Arc::new(controller));
+        let ids = |scope: Scope, class, wanted: Select, or: Vec<Select>| {
+            let spec = (*spec("a.com/x", class, wanted)).clone();
+            let spec = Arc::new(ResourceSpec { scope, or, ..spec });
+            chosen(&select(&devices, &BTreeMap::new(), &[spec])).remove(0).1
+        };
+        let pf = |pf: &str| Select { pf: vec![pf.parse().unwrap()], ..Select::default() };
+        let (first, second) = (pf("ens1f0#1"), pf("ib0#0,2"));
+        let nic = DeviceClass::Nic;
+        let both = vec![second.clone()];
+        assert_eq!(ids(Scope::Class, nic, first.clone(), both.clone()), ["0000:3b:00.2"]);
+        let network = ["0000:3b:00.2", "0000:af:00.1", "0000:af:00.3"];
+        assert_eq!(ids(Scope::Network, nic, first, both), network);
+        assert_eq!(ids(Scope::Network, nic, second, Vec::new()), network[1..]);
+        let disk = Select { vendor: vec![0x144d], ..Select::default() };
+        assert_eq!(ids(Scope::Pci, DeviceClass::Other, disk.clone(), Vec::new()), ["0000:01:00.0"]);
+        assert!(ids(Scope::Network, nic, disk, Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn an_adapter_is_named_in_any_selection() {
+        let devices = adapters();
+        let named = |or: Select| {
+            let first = Select { pf: vec!["ib0#0".parse().unwrap()], ..Select::default() };
+            let spec = (*spec("a.com/x", DeviceClass::Nic, first)).clone();
+            let spec = Arc::new(ResourceSpec { or: vec![or], ..spec });
+            chosen(&select(&devices, &BTreeMap::new(), &[spec])).remove(0).1
+        };
+        let by_driver =
+            Select { driver: vec!["mlx5_core".into()], vf: Some(false), ..Select::default() };
+        assert_eq!(
+            named(by_driver),
+            ["0000:3b:00.0", "0000:af:00.1"],
+            "not the whole of the latter"
+        );
+        let address = vec!["0000:af:00.0".parse().unwrap()];
+        let by_address = Select { address, ..Select::default() };
+        assert_eq!(named(by_address), ["0000:af:00.0", "0000:af:00.1"]);
+    }
+
+    #[test]
+    fn attributes_select_by_globs_and_all_must_match() {
+        let with = |address: &str, modes: &[(&'static str, &str)]| {
+            let mut gpu = (*gpu(address, 0x1002, None)).clone();
+            gpu.attributes.extend(modes.iter().copied());
+            Arc::new(gpu)
+        };
+        let (compute, memory) = ("compute_partition", "memory_partition");
+        let devices = [
+            with("0000:01:00.0", &[(compute, "cpx"), (memory, "nps4")]),
+            with("0000:02:00.0", &[(compute, "cpx"), (memory, "nps1")]),
+            with("0000:03:00.0", &[]),
+        ];
+        let of = |wanted: &[(&str, &[&str])]| {
+            let texts = |globs: &[&str]| globs.iter().map(ToString::to_string).collect();
+            let attribute = wanted.iter().map(|(name, globs)| ((*name).to_owned(), texts(globs)));
+            let select = Select { attribute: attribute.collect(), ..Select::default() };
+            ids_of(&devices, DeviceClass::Gpu, select)
+        };
+        let all = ["0000:01:00.0", "0000:02:00.0"];
+        assert_eq!(of(&[(compute, &["cpx"]), (memory, &["nps4", "nps8"])]), all[..1]);
+        assert_eq!(of(&[(memory, &["nps?"])]), all);
+        assert_eq!(of(&[(memory, &["nps"])]), Vec::<String>::new());
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
             found.selection.resources.get(&spec.name).map(Vec::as_slice).unwrap_or_default();
         Resource {
             name: spec.name.to_string(),
-            class: spec.class.to_string(),
+            class: spec.class_word().to_owned(),
             devices: devices.len(),
             unhealthy: devices
                 .iter()
@@ -72,8 +72,8 @@ fn unhealthy(root: &HostRoot, found: &Discovery, device: &Device) -> Option<(Str
 /// driver of its devices.
 fn is_for_guests(spec: &ResourceSpec, devices: &[Arc<Device>]) -> bool {
     let by_contract = spec.contract.kind() == ContractKind::Kubevirt;
-    let asks =
-        spec.select.driver.iter().any(|driver| driver.replace('_', "-").ends_with("vfio-pci"));
+    let mut drivers = spec.selections().flat_map(|select| &select.driver);
+    let asks = drivers.any(|driver| driver.replace('_', "-").ends_with("vfio-pci"));
     let has =
         |device: &Arc<Device>| device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/"));
     by_contract || asks || devices.iter().any(has)

@@ -70,11 +70,11 @@ impl<'a> Host<'a> {
     ) -> bool {
         let of_class = match spec.class {
             DeviceClass::Char => named == Some(&spec.name),
-            class => {
-                device.class == class && is_usable(device) && selects_mdev(&spec.select, device)
-            }
+            _ => spec.takes(device.class) && is_usable(device),
         };
-        of_class && self.matches(&spec.select, device) && !self.excludes(spec, device)
+        let is_selected =
+            |select: &Select| selects_mdev(select, device) && self.matches(select, device);
+        of_class && spec.selections().any(is_selected) && !self.excludes(spec, device)
     }
 
     pub(super) fn excludes(&self, spec: &ResourceSpec, device: &Device) -> bool {
@@ -122,6 +122,11 @@ impl<'a> Host<'a> {
             && (select.numa_node.is_empty()
                 || device.numa_nodes.iter().any(|node| select.numa_node.contains(node)))
             && holds(&select.iommu_group, device.iommu_group().as_ref())
+            && select.attribute.iter().all(|(name, globs)| {
+                has_text(globs, &[name], &|glob, value| {
+                    glob::Pattern::new(glob).is_ok_and(|glob| glob.matches(value))
+                })
+            })
     }
 
     /// Whether it is one of the virtual functions that `pf` selects.

@@ -84,8 +84,10 @@ fn moves_interfaces(spec: &ResourceSpec) -> bool {
 /// Whether a resource selects this device by id or address.
 fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
     let address = device.pci.as_ref().map(|function| &function.address);
-    spec.select.id.contains(&device.id)
-        || address.is_some_and(|address| spec.select.address.contains(address))
+    spec.selections().any(|select| {
+        select.id.contains(&device.id)
+            || address.is_some_and(|address| select.address.contains(address))
+    })
 }
 
 /// Withholds the devices of each resource with `uniform` that are of several kinds.

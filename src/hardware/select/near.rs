@@ -4,7 +4,7 @@
 use super::criteria::{Host, driver, is_usable, is_vf, selects_mdev, vendor};
 use super::exclusion::exclusion;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, Select,
+    Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, SELECTABLE, Select,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display};
@@ -206,6 +206,20 @@ const CRITERIA: &[Criterion] = &[
         found: |_, device| device.attribute("mdev_type").map(str::to_owned),
     },
     Criterion {
+        key: "attribute",
+        clear: |select| select.attribute.clear(),
+        wanted: |select| {
+            let each = |(name, globs): (&String, &Vec<String>)| format!("{name} {}", list(globs));
+            list(&select.attribute.iter().map(each).collect::<Vec<_>>())
+        },
+        // Which of them differs is not known here: all of the device that may be selected by.
+        found: |_, device| {
+            let each = |name: &&str| Some(format!("{name} {}", device.attribute(name)?));
+            let found: Vec<String> = SELECTABLE.iter().filter_map(each).collect();
+            (!found.is_empty()).then(|| list(&found))
+        },
+    },
+    Criterion {
         key: "id",
         clear: |select| select.id.clear(),
         wanted: |select| list(&select.id),
@@ -226,7 +240,7 @@ pub fn near_misses(
         return Vec::new();
     }
     let host = Host::of(devices);
-    let of_class = devices.iter().filter(|device| device.class == spec.class);
+    let of_class = devices.iter().filter(|device| spec.takes(device.class));
     of_class
         .filter_map(|device| {
             near_miss(&host, device, taken.get(device.key.as_str()).copied(), spec)
@@ -244,9 +258,10 @@ fn near_miss(
         Some(NearMiss { device: device.id.clone(), criterion, wanted: wanted.to_owned(), found })
     };
     let is_excluded = spec.exclude.as_ref().is_some_and(|exclude| host.matches(exclude, device));
-    let is_selected = host.matches(&spec.select, device);
+    let is_selected = spec.selections().any(|select| host.matches(select, device));
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
-    match (is_selected, is_excluded, is_usable(device) && selects_mdev(&spec.select, device)) {
+    let is_meant = spec.selections().any(|select| selects_mdev(select, device));
+    match (is_selected, is_excluded, is_usable(device) && is_meant) {
         (true, false, true) => match taken.filter(|other| **other != spec.name) {
             Some(other) => {
                 miss("name", "not offered by an earlier resource", Some(other.to_string()))
@@ -261,24 +276,33 @@ fn near_miss(
             let parts = device.attribute("parts").map(|parts| format!("split into parts: {parts}"));
             parts.and_then(|parts| miss("part", "whole", Some(parts)))
         }
-        (false, false, _) => CRITERIA.iter().find_map(|criterion| {
-            let wanted = (criterion.wanted)(&spec.select);
-            let mut rest = spec.select.clone();
-            (criterion.clear)(&mut rest);
-            // A device without a driver cannot be used. Then a missing driver is the one criterion.
-            let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
-            let is_the_one = !wanted.is_empty()
-                && is_usable
-                && selects_mdev(&rest, device)
-                && host.matches(&rest, device);
-            if is_the_one {
-                miss(criterion.key, &wanted, (criterion.found)(host, device))
-            } else {
-                None
-            }
+        (false, false, _) => spec.selections().find_map(|select| {
+            let (criterion, wanted) = the_one(host, device, select, has_driver)?;
+            miss(criterion.key, &wanted, (criterion.found)(host, device))
         }),
         _ => None,
     }
+}
+
+/// The one criterion of a selection that keeps a device out, with the value that it wants.
+fn the_one(
+    host: &Host<'_>,
+    device: &Device,
+    select: &Select,
+    has_driver: bool,
+) -> Option<(&'static Criterion, String)> {
+    CRITERIA.iter().find_map(|criterion| {
+        let wanted = (criterion.wanted)(select);
+        let mut rest = select.clone();
+        (criterion.clear)(&mut rest);
+        // A device without a driver cannot be used. Then a missing driver is the one criterion.
+        let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
+        let is_the_one = !wanted.is_empty()
+            && is_usable
+            && selects_mdev(&rest, device)
+            && host.matches(&rest, device);
+        is_the_one.then_some((criterion, wanted))
+    })
 }
 
 fn list<T: Display>(values: &[T]) -> String {

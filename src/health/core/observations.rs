@@ -92,8 +92,9 @@ pub(super) fn absent_health(
 ) -> Health {
     let Some(found) = found else { return Health::Unhealthy(Reason::DeviceGone) };
     // A device without a driver is selected by no resource.
-    let is_meant =
-        |driver: &String| spec.select.driver.is_empty() || spec.select.driver.contains(driver);
+    let is_meant = |driver: &String| {
+        spec.selections().any(|select| select.driver.is_empty() || select.driver.contains(driver))
+    };
     if found.pci.as_ref().is_some_and(|pci| !pci.driver.as_ref().is_some_and(is_meant)) {
         return Health::Unhealthy(Reason::DriverLost);
     }

@@ -152,7 +152,7 @@ pub fn list(offering: &Offering) -> api::ListAndWatchResponse {
     let device = |(id, offered): (&DeviceId, &Offered)| api::Device {
         id: id.to_string(),
         health: offered.health.as_str().to_owned(),
-        topology: topology(&offered.device.numa_nodes),
+        topology: topology(&offered.device.numa_nodes).filter(|_| offering.spec.topology),
     };
     api::ListAndWatchResponse { devices: offering.devices.iter().map(device).collect() }
 }
@@ -215,6 +215,7 @@ pub fn edits(response: api::ContainerAllocateResponse) -> ContainerEdits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn the_topology_has_every_numa_node_and_is_absent_without_one() {
@@ -223,5 +224,11 @@ mod tests {
         let nodes: Vec<i64> =
             topology(&[0, 8, 64]).unwrap().nodes.iter().map(|node| node.id).collect();
         assert_eq!(nodes, [0, 8]);
+        let mut offering = super::super::tests::offering(&["a"], &[]);
+        let offered = offering.devices.values_mut().next().unwrap();
+        Arc::make_mut(&mut offered.device).numa_nodes = vec![1];
+        assert!(list(&offering).devices[0].topology.is_some());
+        Arc::make_mut(&mut offering.spec).topology = false;
+        assert_eq!(list(&offering).devices[0].topology, None, "the resource keeps it back");
     }
 }
