@@ -49,12 +49,11 @@ pub(super) fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candid
     for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
         let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
         let key = path.join(".");
-        let text = field.and_then(|field| field.scalar_text().ok());
-        candidates.extend(text.map(|text| Candidate {
-            key,
-            of: name(object),
-            part: Part::Text(text),
-        }));
+        let part = field.map(|field| match field.scalar_text() {
+            Ok(text) => Part::Text(text),
+            Err(_) => Part::Tree(field.doc()),
+        });
+        candidates.extend(part.map(|part| Candidate { key, of: name(object), part }));
     }
     candidates
 }

@@ -129,6 +129,8 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
         Peer::Smarter => first_has(doc, "devicematch"),
         // GKE deploys its plugin itself: no chart has its file.
         Peer::Gke => false,
+        Peer::IntelGpu => doc.value("sharedDevNum").is_some(),
+        Peer::Kubevirt => doc.value("permittedHostDevices").is_some(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The flags of a plugin's command line and the variables of its container's environment.
 
-use super::doc::{Doc, Is, Lines, Scalar};
+use super::doc::{Doc, Is, Lines, Scalar, State};
+use super::draft::Draft;
 use super::field::{Decoder, Field};
 
 /// A flag or a variable.
@@ -118,6 +119,44 @@ impl Flags {
         flag.or_else(|| {
             self.variables.iter().rev().find(|known| !variable.is_empty() && known.name == variable)
         })
+    }
+}
+
+/// Flags about logs, and those that print something and end. They have no meaning for an import.
+const OF_LOGS: [&str; 12] = [
+    "alsologtostderr",
+    "help",
+    "log-dir",
+    "log-level",
+    "log_dir",
+    "log_file",
+    "logtostderr",
+    "stderrthreshold",
+    "v",
+    "version",
+    "vmodule",
+    "zap-log-level",
+];
+
+impl Flags {
+    /// Warns of each flag that was not read. `file` are the flags that name the plugin's file.
+    pub(super) fn warn_of_unread(&self, file: &[&str], draft: &mut Draft) {
+        for (at, flag) in self.flags.iter().enumerate() {
+            let name = flag.name.as_str();
+            if flag.value.state.get() == State::Read
+                || OF_LOGS.contains(&name)
+                || file.contains(&name)
+            {
+                continue;
+            }
+            // A later one counts instead.
+            if self.flags[at + 1..].iter().all(|later| later.name != name) {
+                let (path, line) = (&flag.path, flag.value.line);
+                draft.warn(format!(
+                    "`{path}` (line {line}) is left out: the import does not read it"
+                ));
+            }
+        }
     }
 }
 

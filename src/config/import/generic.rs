@@ -4,6 +4,8 @@ mod glob;
 mod group;
 mod usb;
 
+pub(super) use self::usb::id_of;
+
 use self::group::{Group, group_of};
 use super::super::tree::{Is, Table, Value};
 use super::doc::{Doc, Scalar};

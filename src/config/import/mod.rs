@@ -22,6 +22,8 @@ mod field;
 mod flags;
 mod generic;
 mod gke;
+mod intel_gpu;
+mod kubevirt;
 mod named;
 mod nvidia;
 mod peers;
@@ -99,7 +101,10 @@ pub fn import(
     };
     if let Some(named) = source.named.take() {
         return match sections(&named, &mut source, &mut draft) {
-            Ok(table) => finish(peer, &table, draft),
+            Ok(table) => {
+                source.flags.warn_of_unread(peers::facts(peer).file.0, &mut draft);
+                finish(peer, &table, draft)
+            }
             Err(error) => Err(ImportError { warnings: draft.warnings, ..error }),
         };
     }
@@ -110,7 +115,13 @@ pub fn import(
         Peer::Generic => generic::read(&source, prefix, &mut draft),
         Peer::Smarter => smarter::read(&source, &mut draft),
         Peer::Gke => gke::read(&source, &mut draft),
+        Peer::IntelGpu => intel_gpu::read(&source, &mut draft),
+        Peer::Kubevirt => kubevirt::read(&source, &mut draft),
     };
+    // Those of virt-handler are not about devices.
+    if peer != Peer::Kubevirt {
+        source.flags.warn_of_unread(peers::facts(peer).file.0, &mut draft);
+    }
     match read.and_then(|()| checked(&mut draft)) {
         Ok(table) => finish(peer, &table, draft),
         Err(error) => Err(ImportError { warnings: draft.warnings, ..error }),

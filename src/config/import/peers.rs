@@ -18,6 +18,10 @@ pub enum Peer {
     Smarter,
     /// GKE's own plugin for NVIDIA's GPUs: `gpu_config.json`.
     Gke,
+    /// Intel's GPU plugin: its flags, or a GpuDevicePlugin object.
+    IntelGpu,
+    /// KubeVirt's host devices: `permittedHostDevices` of its object.
+    Kubevirt,
 }
 
 /// The marks of a plugin's container and of its file.
@@ -35,6 +39,32 @@ pub(super) struct Facts {
     /// Other Kubernetes objects that contain the file: kind and path.
     pub(super) objects: &'static [(&'static str, &'static [&'static str])],
 }
+
+const INTEL_GPU: Facts = Facts {
+    image: "intel-gpu-plugin",
+    program: "intel_gpu_device_plugin",
+    booleans: &["enable-monitoring", "health-management", "wsl"],
+    file: (&[], ""),
+    keys: &[
+        "sharedDevNum",
+        "preferredAllocationPolicy",
+        "allocationPolicy",
+        "allowIDs",
+        "denyIDs",
+        "bypathMode",
+        "enableMonitoring",
+    ],
+    objects: &[("GpuDevicePlugin", &["spec"])],
+};
+
+const KUBEVIRT: Facts = Facts {
+    image: "virt-handler",
+    program: "virt-handler",
+    booleans: &[],
+    file: (&[], ""),
+    keys: &["permittedHostDevices", "pciHostDevices", "mediatedDevices", "usb"],
+    objects: &[("KubeVirt", &["spec", "configuration"]), ("HyperConverged", &["spec"])],
+};
 
 pub(super) fn facts(peer: Peer) -> Facts {
     match peer {
@@ -104,5 +134,7 @@ pub(super) fn facts(peer: Peer) -> Facts {
             ],
             objects: &[],
         },
+        Peer::IntelGpu => INTEL_GPU,
+        Peer::Kubevirt => KUBEVIRT,
     }
 }

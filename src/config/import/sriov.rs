@@ -1,6 +1,6 @@
 //! The SR-IOV network device plugin: `config.json`, as its code parses it.
 
-use super::super::tree::{Is, Table};
+use super::super::tree::{Is, Table, Value};
 use super::draft::Draft;
 use super::error::ImportError;
 use super::field::{Decoder, Field};
@@ -10,7 +10,7 @@ use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The selectors of the plugin, and ours; all are lists of texts.
-const LISTS: [(&str, &str); 7] = [
+const LISTS: [(&str, &str); 8] = [
     ("vendors", "vendor"),
     ("devices", "device"),
     ("drivers", "driver"),
@@ -18,9 +18,12 @@ const LISTS: [(&str, &str); 7] = [
     ("pfNames", "pf"),
     ("rootDevices", "pf"),
     ("linkTypes", "link_type"),
+    ("acpiIndexes", ACPI_INDEX),
 ];
 /// The plugin's selectors without an equivalent. Without them a pool would offer too many devices.
-const UNSUPPORTED: [&str; 4] = ["acpiIndexes", "ddpProfiles", "pKeys", "auxTypes"];
+const UNSUPPORTED: [&str; 3] = ["ddpProfiles", "pKeys", "auxTypes"];
+/// The key of `acpiIndexes`, which selects by an attribute.
+const ACPI_INDEX: &str = "acpi_index";
 /// Drivers that give a function to a guest or a user-space program, so that it has no RDMA device.
 /// With any other driver it may have one.
 const PASS_THROUGH_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
@@ -146,49 +149,29 @@ fn offer(
         Ok(is_accelerator) => is_accelerator,
         Err(why) => return Ok(Err(why)),
     };
-    let selector = match selectors(pool, is_accelerator)? {
-        Ok(selector) => selector,
+    let selectors = match selectors(pool, is_accelerator)? {
+        Ok(selectors) => selectors,
         Err(why) => return Ok(Err(why)),
     };
-    let has = |key: &str, is: &dyn Fn(&str) -> bool| {
-        selector.lists.get(key).is_some_and(|list| list.iter().all(|text| is(text)))
-    };
-    if let Some(of) = selector
-        .places
-        .get("driver")
-        .filter(|_| selector.lists["driver"].iter().any(|driver| driver == NO_DRIVER))
-    {
+    let Some(selector) = selectors.first() else { return Ok(Err("it selects nothing".into())) };
+    for of in selectors.iter().filter_map(|selector| selector.no_driver()) {
         draft.warn(format!(
             "{}: `{NO_DRIVER}` is not a driver, and no function has it; leave out `drivers` to \
              accept any driver",
             of.place()
         ));
     }
-    let is_mellanox = has("vendor", &|vendor| vendor.trim_start_matches("0x") == "15b3")
-        || has("driver", &|driver| driver.starts_with("mlx"));
-    let drivers = selector.lists.get("driver").map(Vec::as_slice).unwrap_or_default();
-    let passed_through =
-        drivers.iter().filter(|driver| PASS_THROUGH_DRIVERS.contains(&driver.as_str())).count();
-    let class = match (is_accelerator, selector.rdma || (is_mellanox && passed_through == 0)) {
+    // Any other function may have an RDMA device, and is in the pool with it and without it.
+    let class = match (is_accelerator, selector.rdma) {
         (true, _) => "accelerator",
         (false, true) => "rdma",
-        (false, false) => "nic",
+        (false, false) if selectors.iter().all(Selector::is_passed_through) => "nic",
+        (false, false) => "network",
     };
     let mut offered = resource(name, class);
     offered.set("contract", text("sriov"));
     let mut options = Table::default();
-    if class == "rdma" && !selector.rdma {
-        options.set("rdma", plain(false));
-        draft.warn(format!(
-            "{name}: functions of these adapters have RDMA devices and are of the class `rdma`; without RDMA on the node it is `nic`"
-        ));
-    } else if class == "nic" && (drivers.is_empty() || passed_through < drivers.len()) {
-        draft.warn(format!(
-            "{name}: functions that have an RDMA device are of the class `rdma` here, and not \
-             offered by this resource; if all of them have one, use class = \"rdma\" with sriov = \
-             {{ rdma = false }}"
-        ));
-    } else if selector.rdma {
+    if selector.rdma {
         options.set("rdma", plain(true));
     }
     if selector.vhost_net {
@@ -200,14 +183,15 @@ fn offer(
     if let Some(info) = pool.get("additionalInfo").filter(Field::has_effect) {
         set_table(&mut options, "additional_info", additional_info(&info, draft)?);
     }
-    draft.no_equivalent(pool.get("excludeTopology"), "the kubelet always gets the NUMA node");
-    let mut select = Table::default();
-    for (_, key) in LISTS {
-        if let Some((list, from)) = selector.lists.get(key).zip(selector.places.get(key)) {
-            set_from(&mut select, key, texts(list), from);
-        }
+    if draft.setting(pool.get("excludeTopology"), Field::truth) == Some(true) {
+        offered.set("topology", plain(false));
     }
-    set_table(&mut offered, "select", select);
+    let mut selects = selectors.iter().map(Selector::table);
+    set_table(&mut offered, "select", selects.next().unwrap_or_default());
+    let or: Vec<Value> = selects.map(|is| Value { place: None, is: Is::Table(is) }).collect();
+    if !or.is_empty() {
+        offered.set("or", Is::List(or));
+    }
     set_table(&mut offered, "sriov", options);
     Ok(Ok(offered))
 }
@@ -246,12 +230,11 @@ fn additional_info(info: &Field<'_>, draft: &mut Draft) -> Result<Table, ImportE
     Ok(by_address)
 }
 
-/// Merges the selectors of a pool into one. Several selectors select the union. That can be
-/// expressed here if they differ in one list only.
+/// The selectors of a pool: a function must match one. Two that differ in one list only are one.
 fn selectors<'a>(
     pool: &Field<'a>,
     is_accelerator: bool,
-) -> Result<Result<Selector<'a>, String>, ImportError> {
+) -> Result<Result<Vec<Selector<'a>>, String>, ImportError> {
     // Without selectors the plugin does not start; all functions would be one pool.
     let field = pool
         .get("selectors")
@@ -260,40 +243,83 @@ fn selectors<'a>(
     if each.is_empty() {
         return Err(field.wrong("at least one selector"));
     }
-    let mut merged: Option<Selector<'_>> = None;
+    let mut all: Vec<Selector<'_>> = Vec::new();
     for each in each {
         let next = match selector(&each, is_accelerator)? {
             Ok(next) => next,
             Err(why) => return Ok(Err(why)),
         };
-        let Some(there) = &mut merged else {
-            merged = Some(next);
+        let Some(first) = all.first() else {
+            all.push(next);
             continue;
         };
-        let same = (there.rdma, there.vhost_net, &there.vdpa)
-            == (next.rdma, next.vhost_net, &next.vdpa)
-            && there.lists.keys().eq(next.lists.keys());
-        let differ: Vec<&str> = there
-            .lists
-            .iter()
-            .filter(|(key, list)| next.lists.get(*key) != Some(list))
-            .map(|(key, _)| *key)
-            .collect();
-        match differ.as_slice() {
-            [] if same => {}
-            [key] if same => {
-                let more = next.lists.get(key).cloned().unwrap_or_default();
-                there.lists.entry(key).or_default().extend(more);
-            }
-            _ => {
-                return Ok(Err(format!(
-                    "{} differs from the first in more than one list, and one resource has one `select`",
-                    each.place()
-                )));
-            }
+        if (first.rdma, first.vhost_net, &first.vdpa) != (next.rdma, next.vhost_net, &next.vdpa) {
+            return Ok(Err(format!(
+                "{} differs from the first in `isRdma`, `needVhostNet` or `vdpaType`, and a \
+                 resource has the same for all of its devices",
+                each.place()
+            )));
+        }
+        if !all.iter_mut().any(|there| there.takes(&next)) {
+            all.push(next);
         }
     }
-    Ok(Ok(merged.unwrap_or_default()))
+    // One that is empty selects every function, with the others or without them.
+    if let Some(any) = all.iter().position(|selector| selector.lists.is_empty()) {
+        all = vec![all.swap_remove(any)];
+    }
+    Ok(Ok(all))
+}
+
+impl<'a> Selector<'a> {
+    /// Takes another selector into this one, where they differ in at most one list.
+    fn takes(&mut self, next: &Selector<'a>) -> bool {
+        if !self.lists.keys().eq(next.lists.keys()) {
+            return false;
+        }
+        let differs = |(key, list): &(&&'static str, &mut Vec<String>)| next.lists[**key] != **list;
+        let mut differing: Vec<_> = self.lists.iter_mut().filter(differs).collect();
+        match differing.as_mut_slice() {
+            [] => true,
+            [(key, list)] => {
+                list.extend(next.lists[**key].iter().cloned());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The place of its drivers if they have the operator's word for any.
+    fn no_driver(&self) -> Option<&Field<'a>> {
+        let drivers = self.lists.get("driver")?;
+        drivers.iter().any(|driver| driver == NO_DRIVER).then(|| self.places.get("driver"))?
+    }
+
+    /// Whether all of its functions are given to a guest or to a program in user space.
+    fn is_passed_through(&self) -> bool {
+        let is = |driver: &String| PASS_THROUGH_DRIVERS.contains(&driver.as_str());
+        self.lists.get("driver").is_some_and(|drivers| drivers.iter().all(is))
+    }
+
+    /// The same as a table of ours.
+    fn table(&self) -> Table {
+        let mut select = Table::default();
+        for (_, key) in LISTS {
+            let Some((list, from)) = self.lists.get(key).zip(self.places.get(key)) else {
+                continue;
+            };
+            if key == ACPI_INDEX {
+                let globs: Vec<String> =
+                    list.iter().map(|text| glob::Pattern::escape(text)).collect();
+                let mut attribute = Table::default();
+                set_from(&mut attribute, key, texts(&globs), from);
+                set_table(&mut select, "attribute", attribute);
+            } else if select.get(key).is_none() {
+                set_from(&mut select, key, texts(list), from);
+            }
+        }
+        select
+    }
 }
 
 fn selector<'a>(
@@ -330,7 +356,7 @@ fn selector<'a>(
         return Err(field.wrong("one of `isRdma` and `vdpaType`"));
     }
     for (theirs, ours) in LISTS {
-        let is_common = matches!(ours, "vendor" | "device" | "driver" | "address");
+        let is_common = matches!(ours, "vendor" | "device" | "driver" | "address" | ACPI_INDEX);
         let list = if is_common { field.get(theirs) } else { of_net(theirs) };
         let Some(list) = list.filter(Field::has_effect) else { continue };
         let mut texts = list.texts()?;

@@ -3,7 +3,9 @@
 //! A setting that is in no table, or that has another effect, fails the test.
 
 use super::tests::take_lookups;
-use super::{Imported, Peer, generic, gke, import, nvidia, rdma_shared, smarter, sriov};
+use super::{
+    Imported, Peer, generic, gke, import, intel_gpu, kubevirt, nvidia, rdma_shared, smarter, sriov,
+};
 use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/importers.md");
@@ -67,7 +69,8 @@ fn plain(path: &str) -> String {
             None => plain.push_str(part),
         }
     }
-    plain.replace("selectors[].", "selectors.").replace("device[]", "devices[]")
+    let plain = plain.replace("selectors[].", "selectors.").replace("device[]", "devices[]");
+    plain.replace("usbHostDevices[]", "usb[]")
 }
 
 /// Warnings that docs/importers.md lists for every file of a plugin.
@@ -136,8 +139,10 @@ fn check_table(peer: Peer, name: &str, keys: &[&str]) {
                 || is_above(&path.to_ascii_lowercase(), &key.to_ascii_lowercase())
         })
     };
-    let is_of_any =
-        |path: &str| OF_ANY_FILE.iter().any(|of| path == *of || path.ends_with(&format!("].{of}")));
+    let is_of_any = |path: &str| {
+        OF_ANY_FILE.iter().any(|of| path == *of || path.ends_with(&format!("].{of}")))
+            || peer == Peer::IntelGpu && intel_gpu::DEPLOYMENT.contains(&path)
+    };
     let unlisted: Vec<&String> =
         all.iter().filter(|path| !is_listed(path) && !is_of_any(path)).collect();
     assert!(unlisted.is_empty(), "{name}: read, and in no table: {unlisted:?}");
@@ -171,4 +176,14 @@ fn the_table_of_smarters_plugin_is_complete_and_correct() {
 #[test]
 fn the_table_of_gkes_plugin_is_complete_and_correct() {
     check_table(Peer::Gke, "gke", gke::KEYS);
+}
+
+#[test]
+fn the_table_of_kubevirts_host_devices_is_complete_and_correct() {
+    check_table(Peer::Kubevirt, "kubevirt", kubevirt::KEYS);
+}
+
+#[test]
+fn the_table_of_intels_gpu_plugin_is_complete_and_correct() {
+    check_table(Peer::IntelGpu, "intel-gpu", &intel_gpu::KEYS);
 }

@@ -37,7 +37,7 @@ pub(super) fn entries(usb: &Field<'_>, draft: &mut Draft) -> Result<Vec<Table>, 
 
 /// A vendor or product id. Without quotes the plugin reads some as other numbers: `0403` is 403, or
 /// octal.
-fn id_of<'a>(id: &Field<'a>) -> Result<&'a str, ImportError> {
+pub(in crate::config::import) fn id_of<'a>(id: &Field<'a>) -> Result<&'a str, ImportError> {
     let scalar = id.scalar_text()?;
     let is_number = scalar.is_plain && scalar.text.parse::<f64>().is_ok();
     let is_id = (1..=4).contains(&scalar.text.len())
