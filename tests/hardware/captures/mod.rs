@@ -194,6 +194,7 @@ fn without_configuration_exactly_the_hardware_is_offered() {
         "dell-xe9680-8xh100": {"nvidia.com/gpu": 8},
         "ibm-ac922-lassen": {"nvidia.com/gpu": 4},
         "kvm-p100-passthrough": {"nvidia.com/gpu": 1},
+        "laptop-iommu-nvme": {"gpu.intel.com/i915": 1},
         "nvidia-a2-vgpu": {"nvidia.com/gpu": 1},
     });
     assert_eq!(json!(offered), expected);
