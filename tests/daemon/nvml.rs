@@ -585,7 +585,7 @@ fn a_library_that_crashes_ends_only_the_process_that_uses_it() {
         assert!(nvml_is_off(&node).unwrap().contains("SIGSEGV"), "{:?}", nvml_is_off(&node));
         let mut api = dial(&kubelet, &node, &gpu).await;
         allocate(&mut api, &[&hardware.gpu_uuid(1)]).await.unwrap();
-        // A verb says it too, and lists the others.
+        // A verb reports it too, and lists the others.
         let shown = node.output(&["discover"]);
         let warned = String::from_utf8_lossy(&shown.stderr).into_owned();
         assert!(shown.status.success() && warned.contains("SIGSEGV"), "{warned}");

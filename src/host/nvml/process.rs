@@ -107,7 +107,7 @@ async fn follow(
                 if wanted.is_empty() {
                     return None;
                 }
-                // If the process has ended, the end of its output tells.
+                // If the process has ended, its output ends too.
                 drop(process.send(&wanted).await);
             }
         }
