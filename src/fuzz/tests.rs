@@ -124,7 +124,11 @@ fn the_corpus_has_every_seed_and_each_target_its_program() {
                 fs::create_dir_all(&folder).unwrap();
                 fs::write(&file, &data).unwrap();
             }
-            assert!(fs::read(&file).ok().as_ref() == Some(&data), "{} has changed", file.display());
+            assert!(
+                fs::read(&file).ok().as_ref() == Some(&data),
+                "{} differs from its seed; HOLDFAST_WRITE_GOLDEN=1 writes it again",
+                file.display()
+            );
         }
     }
     let targets: BTreeSet<String> = TARGETS.iter().map(|target| target.name.to_owned()).collect();
