@@ -282,14 +282,14 @@ fn a_configuration_is_checked_shown_and_compared_without_a_daemon() {
     let source = node.path("sriov.json");
     std::fs::write(
         &source,
-        r#"{"resourceList": [{"resourceName": "a", "selectors": {"drivers": ["vfio-pci"]}, "excludeTopology": true}]}"#,
+        r#"{"resourceList": [{"resourceName": "a", "selectors": {"drivers": ["vfio-pci"]}, "allowTopology": true}]}"#,
     )
     .unwrap();
     let output =
         node.command(&["config", "import", "sriov", source.to_str().unwrap()]).output().unwrap();
     assert!(
         String::from_utf8_lossy(&output.stderr)
-            .contains("warning: `resourceList[0].excludeTopology` (line 1) is left out")
+            .contains("warning: `resourceList[0].allowTopology` (line 1) is not a setting of")
     );
     node.write_config(&String::from_utf8(output.stdout).unwrap());
     assert!(said(&["config", "check"], exit::SUCCESS).contains("offers: intel.com/a\n"));
