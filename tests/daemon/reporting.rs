@@ -5,9 +5,10 @@ use crate::common::{
     Daemon, HANG, Node, http_get, ids, name, offered, resource, run, telemetry, until,
 };
 use crate::dra::{NODE, stop};
-use holdfast::lab::sim::api_server::{ApiServer, Kind, User};
+use holdfast::lab::sim::api_server::{ApiServer, Fault, Kind, User};
 use holdfast::lab::sim::kubelet::{Kubelet, PodPhase, PodSpec};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 /// A node with GPUs and an API server.
 struct World {
@@ -180,7 +181,14 @@ fn after_an_outage_of_the_api_server_only_the_newest_state_is_written() {
         let daemon = world.start(2).await;
         world.until_condition("True").await;
         world.run_pod("train", 2).await;
-        world.server.refuse(Some((503, None)));
+        let (tried, mut of_second) = watch::channel(false);
+        world.server.on_request(move |request| {
+            let body = String::from_utf8_lossy(&request.body);
+            if body.contains("dev:gpu1") {
+                tried.send_replace(true);
+            }
+            Some(Fault::Refuse(503, None))
+        });
         world.node.remove_device("gpu", 0);
         let why = world.problems("503").await;
         assert!(why.contains("cannot write"), "{why}");
@@ -189,7 +197,10 @@ fn after_an_outage_of_the_api_server_only_the_newest_state_is_written() {
         world.until_sick(0).await;
         world.node.remove_device("gpu", 1);
         world.until_sick(1).await;
-        world.server.refuse(None);
+        // Before that, a retry with the former state may still be on its way.
+        let tried = tokio::time::timeout(HANG * 2, of_second.wait_for(|tried| *tried)).await;
+        assert!(*tried.unwrap().unwrap());
+        world.server.on_request(|_| None);
         let sick = world.until_condition("False").await;
         assert!(sick["message"].as_str().unwrap().contains("dev:gpu1"), "{sick}");
         world.until_events("DeviceUnhealthy", 2).await;
