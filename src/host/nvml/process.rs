@@ -60,7 +60,8 @@ pub async fn query_nvml(root: HostRoot, library: NvmlLibrary, query: NvmlQuery) 
     }
 }
 
-/// Queries NVML in this process.
+/// Queries NVML in this process. Only for tests: they are another program, which cannot start
+/// itself as [`NVML_PROCESS`].
 #[must_use]
 pub fn query_nvml_here(root: &HostRoot, library: &NvmlLibrary, query: &NvmlQuery) -> NvmlAnswer {
     answer(&candidates(root, library), query)
@@ -186,7 +187,8 @@ pub fn serve_nvml() -> ExitCode {
     let work = move || match query {
         Some(query) => print(&answer(&libraries, &query)),
         None => {
-            let ended = unwound(|| watch_events(&libraries, gpus, &mut |report| print(&report)));
+            let ended =
+                catch_panic(|| watch_events(&libraries, gpus, &mut |report| print(&report)));
             print(&NvmlReport::Ended(ended.unwrap_or_else(Some)));
         }
     };
@@ -208,10 +210,10 @@ fn print(message: &impl Serialize) {
 }
 
 /// A library without the shutdown function panics when it is dropped.
-fn unwound<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| format!("{NAME} is incomplete"))
 }
 
 fn answer(libraries: &[PathBuf], query: &NvmlQuery) -> NvmlAnswer {
-    unwound(|| query_first(libraries, query)).unwrap_or_else(NvmlAnswer::failed)
+    catch_panic(|| query_first(libraries, query)).unwrap_or_else(NvmlAnswer::failed)
 }
