@@ -26,6 +26,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt;
@@ -177,7 +178,18 @@ impl Node {
         let config = config::load(Some(&self.config_file()), &config::Node::default()).unwrap();
         let mut settings = Settings::new(self.roots(), config);
         change(&mut settings);
+        self.unlocked().await;
         soon("the start", App::start(settings)).await.unwrap()
+    }
+
+    /// Waits until no daemon of this process has the ledger. Where a disk is slow, `shut_down` does
+    /// not wait for the end of the store.
+    pub(crate) async fn unlocked(&self) {
+        let Ok(lock) = File::open(self.state().join("lock")) else {
+            return;
+        };
+        let locked = tokio::task::spawn_blocking(move || lock.lock().and_then(|()| lock.unlock()));
+        soon("the lock of the ledger", locked).await.unwrap().unwrap();
     }
 
     pub(crate) fn kubelet_config(&self) -> KubeletConfig {

@@ -89,6 +89,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         let (gate, before_allocate) = (Arc::new(RwLock::new(())), lister.requests());
         let under_way = gate.read().await;
         let (grants, mut looked) = watch::channel(Arc::default());
+        stage.node.unlocked().await;
         let (store, _) = Store::open(&stage.node.state(), Durability::PowerLoss, None).unwrap();
         let config = LedgerConfig {
             kept: Arc::new(watch::Sender::new(store.kept())),
