@@ -83,7 +83,7 @@ GPU-cc: gpu, 0000:18:00.0, /dev/nvidia0, NUMA node 1
              cgroup; the kubelet has not listed it since 2023-11-14T22:14:20Z
   waits for  a kubelet that has run for a minute; before that its list may lack
              pods
-  waits for  two lists of the kubelet without the pod, 5 s apart (1 so far)
+  waits for  two lists of the kubelet without the pod, 5 s apart (one came)
   then       the device is released as soon as that is proven, usually within a
              minute; if not, see HoldfastGrantSuspect in docs/operate.md
   next       no new container gets it until the cause has ended; docs/health.md
