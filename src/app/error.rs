@@ -46,11 +46,11 @@ pub(super) fn check_kubelet_dir(path: &Path) -> Result<(), StartError> {
             }
             Ok(_) => {
                 if let Err(error) = std::fs::read_dir(&dir) {
-                    return unusable(&dir, error.to_string());
+                    return unusable(&dir, not_read(&error));
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return unusable(&dir, error.to_string()),
+            Err(error) => return unusable(&dir, not_read(&error)),
         }
     }
     let socket = path.join("device-plugins/kubelet.sock");
@@ -58,6 +58,14 @@ pub(super) fn check_kubelet_dir(path: &Path) -> Result<(), StartError> {
         return unusable(&socket, "its `kubelet.sock` is a directory".into());
     }
     Ok(())
+}
+
+/// Why the directory cannot be read, with what to do about a missing permission.
+fn not_read(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => format!("{error}: run Holdfast as root"),
+        _ => error.to_string(),
+    }
 }
 
 #[cfg(test)]

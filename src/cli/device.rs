@@ -8,7 +8,7 @@ use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::Tint;
 use crate::console::table::Table;
 use crate::console::text::Text;
-use crate::console::{Global, Output, block_on, show};
+use crate::console::{Global, Output, START_IT, block_on, show};
 use crate::domain::{AllocId, DeviceId, OperatorRequest};
 use crate::hook::HookOutput;
 use crate::store::ExportLine;
@@ -152,7 +152,10 @@ fn control_failure(error: ControlError) -> Failed {
     match error {
         ControlError::Absent { .. } => Failed::new(
             FAILURE,
-            format_args!("{error}; the health of devices is known only to a running daemon"),
+            format_args!(
+                "{error}; only a daemon knows the health of devices: {START_IT}; `holdfast who` needs \
+                 no daemon"
+            ),
         ),
         ControlError::Failed { .. } => Failed::new(FAILURE, error),
     }

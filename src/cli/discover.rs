@@ -53,7 +53,9 @@ pub fn run(global: &Global, all: bool) -> Result<(), Failed> {
     show(global.output, &document, |document| {
         let table = table(document);
         if table.is_empty() {
-            Text::of_line(format_args!("no devices found; --all lists every PCI function"))
+            Text::of_line(format_args!(
+                "no devices found; `holdfast discover --all` lists every PCI function"
+            ))
         } else {
             table.into()
         }

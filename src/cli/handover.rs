@@ -3,7 +3,7 @@
 use crate::admin::{ControlError, Installed, Upgrade, ask_to_hand_over};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::text::Text;
-use crate::console::{Global, block_on, show};
+use crate::console::{Global, START_IT, block_on, show};
 
 /// Sends the request, and waits until the new instance serves.
 ///
@@ -14,10 +14,9 @@ pub fn run(global: &Global) -> Result<(), Failed> {
     let upgrade = Upgrade { executable: std::env::current_exe()? };
     let installed =
         block_on(ask_to_hand_over(&global.run_dir, &upgrade))?.map_err(|error| match error {
-            ControlError::Absent { .. } => Failed::new(
-                FAILURE,
-                format_args!("{error}; there is no instance to hand over from"),
-            ),
+            ControlError::Absent { .. } => {
+                Failed::new(FAILURE, format_args!("{error}; no instance can hand over: {START_IT}"))
+            }
             ControlError::Failed { why, .. } => {
                 Failed::new(FAILURE, format_args!("the handover failed: {why}"))
             }

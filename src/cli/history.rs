@@ -29,10 +29,10 @@ pub struct Options {
     filter: GrantFilter,
     /// Show only grants held at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 in
     /// local time, or 2h ago
-    #[arg(long, value_name = "TIME", conflicts_with = "since")]
+    #[arg(long, allow_hyphen_values = true, value_name = "TIME", conflicts_with = "since")]
     at: Option<String>,
     /// Show only grants held at this time or later
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, allow_hyphen_values = true, value_name = "TIME")]
     since: Option<String>,
 }
 

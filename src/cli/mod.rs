@@ -199,7 +199,7 @@ pub fn main() -> ExitCode {
             };
         }
         Err(error) => {
-            let sentence = usage(&error.to_string(), is_plugin);
+            let sentence = usage(&error.to_string(), &called(&arguments, is_plugin));
             return exit::end(Err(Failed::new(exit::USAGE, sentence)));
         }
     };
@@ -208,6 +208,9 @@ pub fn main() -> ExitCode {
             exit::USAGE,
             "only `holdfast topology` supports `-o svg`; use `-o table` or `-o json`",
         )));
+    }
+    if let Err(failed) = check_host_root(&global.host_root) {
+        return exit::end(Err(failed));
     }
     screen::init(global.color, global.output);
     // Pictures may be read by other users. All other verbs create files for their owner only (umask
@@ -252,7 +255,7 @@ pub fn main() -> ExitCode {
 
 /// clap's error report as one line: the problem, a suggestion if there is one, and a pointer to
 /// `--help`.
-fn usage(report: &str, is_plugin: bool) -> String {
+fn usage(report: &str, program: &str) -> String {
     let mut paragraphs = report
         .split("\n\n")
         .map(|paragraph| paragraph.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -260,11 +263,45 @@ fn usage(report: &str, is_plugin: bool) -> String {
     let tip = paragraphs
         .find_map(|paragraph| paragraph.strip_prefix("tip: ").map(|tip| format!("; {tip}")));
     format!(
-        "{}{}; see `{} --help`",
+        "{}{}; see `{program} --help`",
         problem.trim_start_matches("error: "),
         tip.unwrap_or_default(),
-        if is_plugin { "kubectl holdfast" } else { "holdfast" }
     )
+}
+
+/// The program and the verb of a command line, which may have errors: `holdfast device cordon`.
+fn called(arguments: &[OsString], is_plugin: bool) -> String {
+    let (mut called, root) = ("holdfast".to_owned(), command());
+    let mut command = &root;
+    if is_plugin {
+        called.insert_str(0, "kubectl ");
+        command = root.find_subcommand("kubectl").unwrap_or(&root);
+    }
+    for word in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
+        if let Some(verb) = command.find_subcommand(word) {
+            called = format!("{called} {word}");
+            command = verb;
+        }
+    }
+    called
+}
+
+/// Fails if the host's root is no directory: a scan would find no device there, which would look
+/// like a node without devices.
+fn check_host_root(path: &Path) -> Result<(), Failed> {
+    let why = match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => "it is not a directory".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Failed::new(
+        exit::USAGE,
+        format_args!(
+            "the host's root `{}` cannot be used: {why}; set `--host-root` to the directory that \
+             contains the node's sys, proc and dev",
+            path.display()
+        ),
+    ))
 }
 
 #[cfg(test)]
@@ -289,8 +326,37 @@ mod tests {
         let shown = parse(&words("kubectl-holdfast who --help")).unwrap_err().to_string();
         assert!(shown.contains("Usage: kubectl holdfast who "), "{shown}");
         let wrong = parse(&words("kubectl-holdfast what")).unwrap_err().to_string();
-        let sentence = usage(&wrong, true);
+        let sentence = usage(&wrong, &called(&words("kubectl-holdfast what"), true));
         assert!(sentence.ends_with("see `kubectl holdfast --help`"), "{sentence}");
         assert!(help(true).contains("Usage: kubectl holdfast "));
+        assert_eq!(called(&words("kubectl-holdfast who a"), true), "kubectl holdfast who");
+    }
+
+    #[test]
+    fn a_usage_error_names_the_help_of_its_verb() {
+        for (line, verb) in [
+            ("holdfast device cordon sensor0", "holdfast device cordon"),
+            ("holdfast --run-dir /x who --nope", "holdfast who"),
+            ("holdfast stauts", "holdfast"),
+        ] {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let report = parse(&words).unwrap_err().to_string();
+            let sentence = usage(&report, &called(&words, false));
+            assert!(sentence.ends_with(&format!("; see `{verb} --help`")), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_missing_host_root_is_an_error_and_no_node_without_devices() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(check_host_root(dir.path()).is_ok());
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        for wrong in [file, dir.path().join("absent")] {
+            let failed = check_host_root(&wrong).unwrap_err();
+            assert_eq!(failed.code, exit::USAGE);
+            let sentence = failed.sentence.unwrap();
+            assert!(sentence.contains(&format!("`{}`", wrong.display())), "{sentence}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::admin::{ControlError, ReleaseOrder, release_claim};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::text::Text;
-use crate::console::{Global, block_on, show};
+use crate::console::{Global, START_IT, block_on, show};
 use crate::domain::ClaimRef;
 use clap::Args;
 use serde::Serialize;
@@ -35,7 +35,8 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     let order = ReleaseOrder { claim: options.claim.clone(), force: options.force };
     let claim = block_on(release_claim(&global.run_dir, &order))?.map_err(|error| match error {
         ControlError::Absent { .. } => {
-            Failed::new(FAILURE, format_args!("{error}; only a running daemon releases a claim"))
+            let why = format_args!("{error}; only a daemon releases a claim: {START_IT}");
+            Failed::new(FAILURE, why)
         }
         ControlError::Failed { .. } => Failed::new(FAILURE, error),
     })?;

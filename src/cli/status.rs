@@ -10,7 +10,7 @@ use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::{Screen, Tint};
 use crate::console::table::Table;
 use crate::console::text::Text;
-use crate::console::{Global, block_on};
+use crate::console::{Global, START_IT, block_on};
 use clap::Args;
 use std::time::Duration;
 
@@ -29,10 +29,9 @@ pub fn run(global: &Global, options: &Options) -> Result<(), Failed> {
     watch::repeat(options.watch, global.output, || {
         let asked = block_on(control_get(&global.run_dir, "/v1/status"))?;
         let status: Status = asked.map_err(|error: ControlError| match error {
-            ControlError::Absent { .. } => Failed::new(
-                FAILURE,
-                format_args!("{error}; start it with `systemctl start holdfast` or `holdfast run`, or name its `--run-dir`"),
-            ),
+            ControlError::Absent { .. } => {
+                Failed::new(FAILURE, format_args!("{error}; {START_IT}"))
+            }
             ControlError::Failed { .. } => Failed::new(FAILURE, error),
         })?;
         options

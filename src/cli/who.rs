@@ -42,7 +42,7 @@ pub struct Options {
     filter: GrantFilter,
     /// The holders at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 in local time,
     /// or 2h ago; as `history --device DEVICE --at TIME`
-    #[arg(long, value_name = "TIME", conflicts_with = "watch")]
+    #[arg(long, allow_hyphen_values = true, value_name = "TIME", conflicts_with = "watch")]
     at: Option<String>,
     #[command(flatten)]
     watch: Watch,

@@ -80,9 +80,12 @@ impl ConfigError {
         }
     }
 
-    /// An error with the first line of the TOML parser's message.
+    /// An error with the first line of the TOML parser's message, and the form that it expects.
+    /// Typical causes are a text without quotes, and YAML.
     pub(super) fn of_parser(error: &toml::de::Error, place: Option<&Place>) -> Self {
-        ConfigError::new(error.message().lines().next().unwrap_or("not valid TOML")).at(place)
+        let problem = error.message().lines().next().unwrap_or("not valid TOML");
+        ConfigError::new(format!("{problem}; TOML is expected, such as key = \"text in quotes\""))
+            .at(place)
     }
 
     /// The file with the error.
@@ -148,6 +151,8 @@ pub(super) fn printable(text: &str) -> String {
     domain::printable(text).into_owned()
 }
 
+const A_LIST: &str = "a list such as [\"a\", \"b\"]";
+
 /// The message for a value of the wrong type, in TOML's words.
 pub(super) fn wrong_type(found: &Unexpected<'_>, wanted: &str) -> String {
     let found = match found {
@@ -162,14 +167,18 @@ pub(super) fn wrong_type(found: &Unexpected<'_>, wanted: &str) -> String {
     };
     let wanted = match wanted {
         "u32" | "u64" | "usize" => "a whole number that is not negative",
-        "a sequence" => "a list such as [\"a\", \"b\"]",
+        "a sequence" => A_LIST,
         "a boolean" => "`true` or `false`",
         "a string" | "path string" | "string or table" => "a text in quotes",
         "a map" => "a table such as { key = \"value\" }",
         wanted if wanted.starts_with("struct ") => "a table such as { key = \"value\" }",
         wanted => wanted,
     };
-    format!("found {found}, where {wanted} is expected")
+    let remedy = match (found.as_str(), wanted) {
+        ("a table", A_LIST) => "; a list of tables has two brackets, such as [[resource]]",
+        _ => "",
+    };
+    format!("found {found}, where {wanted} is expected{remedy}")
 }
 
 /// The message for an unknown key or value. It names the nearest known one, or all of them.
@@ -254,7 +263,8 @@ mod tests {
         );
         assert_eq!(
             message(Unexpected::Map, "a sequence"),
-            "found a table, where a list such as [\"a\", \"b\"] is expected"
+            "found a table, where a list such as [\"a\", \"b\"] is expected; \
+             a list of tables has two brackets, such as [[resource]]"
         );
     }
 }

@@ -252,7 +252,7 @@ mod tests {
                 "before_start = { comand = [\"/a\"] }",
                 "unknown key `comand`; did you mean `command`?",
             ),
-            ("before_start = { timeout = \"3s\" }", "missing field `command`"),
+            ("before_start = { timeout = \"3s\" }", "the key `command` is missing"),
             ("before_start = true", "`none`, `reset`, or a table such as"),
         ] {
             let sentence = hooks(text).unwrap_err();

@@ -494,7 +494,7 @@ mod tests {
             (resource("paths = [{ regex = \"^/dev/video\" }]"), "is matched with paths below /dev"),
             (resource("paths = [{ regex = \"a{1000}{1000}\" }]"), "`regex` is `a{1000}{1000}`, which is not a valid regular expression: "),
             (resource("paths = [{ regex = \"a\", host = \"/dev/a\" }]"), "`host` and `regex` exclude each other"),
-            (resource("paths = [{ permissions = \"r\" }]"), "missing field `host`"),
+            (resource("paths = [{ permissions = \"r\" }]"), "the key `host` is missing"),
             (resource("paths = [{ regex = \"^a\", container = \"/dev/a\" }]"), "every match of `^a` would be `/dev/a` in the container"),
             (
                 "[[resource]]\nname = \"a.b/{node}\"\nclass = \"gpu\"".to_owned(),

@@ -370,7 +370,7 @@ mod tests {
                 group("\"/dev/a\", { host = \"/dev/b\", udev = { ID_MODEL = \"x\" } }"),
                 "`udev` of `/dev/b` belongs to the entries of `paths`",
             ),
-            (usb("product = \"1\""), "missing field `vendor`"),
+            (usb("product = \"1\""), "the key `vendor` is missing"),
             (usb("vendor = \"usb\""), "the vendor id `usb` must be up to four hex digits"),
             (usb("vendor = \"1\", product = \"12345\""), "the product id `12345` must be"),
             (usb("vendor = \"1\", serial = \"  \""), "the `serial` `  ` of `usb` must be"),

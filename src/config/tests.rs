@@ -216,7 +216,7 @@ fn all_mistakes_are_reported_each_with_its_place() {
         ),
         (5, 1, "unknown key `pol`; did you mean `poll`?"),
         (9, 1, "resource `a.b/c`: `replicas` is 0, but must be between 1 and 16384"),
-        (10, 1, "missing field `name`"),
+        (10, 1, "the key `name` is missing"),
         (13, 8, "two resources are named `a.b/c`; give each resource its own name"),
         (20, 5, "unknown key `hots`; did you mean `host`?"),
         (
@@ -363,5 +363,14 @@ fn public_messages_contain_no_values() {
         let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
         let public = examined.problems[0].to_string();
         assert!(!public.contains("hunter2") && !public.contains("4242424242"), "{text}\n{public}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_toml_leads_to_the_form_that_is_expected() {
+    for text in ["name = nvidia.com/gpu", "name: nvidia.com/gpu", "{\"resource\": []}", "[ledger"] {
+        let examined = Examined::alone(text.as_bytes(), Path::new("f"), &Node::default());
+        let problem = examined.problems[0].problem();
+        assert!(problem.contains("TOML is expected"), "{text}\n{problem}");
     }
 }

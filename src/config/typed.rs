@@ -80,7 +80,7 @@ impl Error for Mistake {
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Mistake::with_problem(format!("missing field `{field}`"))
+        Mistake::with_problem(format!("the key `{field}` is missing"))
     }
 
     fn duplicate_field(field: &'static str) -> Self {
@@ -323,6 +323,6 @@ mod tests {
             problem("word = \"other\"\nmap.a = 2"),
             "2:9 found integer `2`, where `true` or `false` is expected"
         );
-        assert_eq!(problem("list = []"), "0:0 missing field `word`");
+        assert_eq!(problem("list = []"), "0:0 the key `word` is missing");
     }
 }

@@ -61,6 +61,10 @@ pub enum Output {
     Svg,
 }
 
+/// What to do when no daemon answers.
+pub const START_IT: &str =
+    "start it with `systemctl start holdfast` or `holdfast run`, or name its `--run-dir`";
+
 impl Global {
     /// The four root directories.
     #[must_use]

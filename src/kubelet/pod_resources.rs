@@ -43,7 +43,7 @@ pub enum PodResourcesError {
         method: &'static str,
     },
     /// The kubelet answered with an error, or does not listen.
-    #[error("the kubelet refused `{method}`")]
+    #[error("the kubelet {} `{method}`", if status.code() == Code::Unavailable { "does not answer" } else { "refused" })]
     Refused {
         /// The called method.
         method: &'static str,
@@ -208,4 +208,16 @@ fn by_resource(
         }
     }
     devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_absent_kubelet_has_refused_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = PodResources::new(dir.path().join("absent")).list().await.unwrap_err();
+        assert_eq!(error.to_string(), "the kubelet does not answer `List`");
+    }
 }

@@ -109,7 +109,7 @@ impl fmt::Display for Advice<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0.kind() {
             io::ErrorKind::PermissionDenied => {
-                ": the state directory must be writable for the user that runs Holdfast (`--state-dir` sets another)"
+                ": only root, or the user that runs Holdfast, may use the state directory: use `sudo`, or set another with `--state-dir`"
             }
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": make room on its file system",
             io::ErrorKind::ReadOnlyFilesystem => {

@@ -69,7 +69,7 @@ fn verbs<'a>(id: &'a str, unknown: &'a str, config: &'a str) -> Vec<Vec<&'a str>
         vec!["migrate", "plan", "--to", "dra", unknown],
         vec!["topology", "--all"],
         vec!["topology", "-o", "svg"],
-        vec!["topology", "--svg", unknown, "--host-root", "/nonexistent"],
+        vec!["topology", "--svg", unknown, "--host-root", "/usr"],
         vec!["device", "show"],
         vec!["device", "show", "dev:sensor0"],
         vec!["device", "show", unknown],

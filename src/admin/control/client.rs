@@ -38,7 +38,7 @@ pub enum ControlError {
         source: io::Error,
     },
     /// The daemon answered with an error, or with an answer that does not fit the request.
-    #[error("the holdfast daemon on `{}` cannot answer: {why}", path.display())]
+    #[error("the holdfast daemon on `{}`: {why}", path.display())]
     Failed {
         /// The control socket.
         path: PathBuf,
@@ -172,12 +172,13 @@ async fn with<T>(
         Ok(stream) => stream,
         Err(source) if is_absence(&source) => return Err(ControlError::Absent { path, source }),
         Err(error) => {
-            return Err(ControlError::Failed {
-                path,
-                why: format!(
-                    "{error}; only root and the user of the daemon have access, so use `sudo`"
-                ),
-            });
+            let todo = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "only root and the user of the daemon have access, so use `sudo`"
+                }
+                _ => "name the daemon's directory with `--run-dir`",
+            };
+            return Err(ControlError::Failed { path, why: format!("{error}; {todo}") });
         }
     };
     match query(stream).await {
@@ -270,5 +271,12 @@ mod tests {
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n{}\n", line.unwrap());
         let error = answered(&answer).await.unwrap_err();
         assert!(matches!(error, ControlError::Failed { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn only_a_missing_permission_leads_to_sudo() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = read_ledger(file.path(), |_| true).await.unwrap_err().to_string();
+        assert!(error.contains("--run-dir") && !error.contains("sudo"), "{error}");
     }
 }

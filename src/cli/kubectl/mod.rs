@@ -111,7 +111,12 @@ async fn find_targets(bridge: &Bridge, options: &Nodes) -> Result<Targets, Strin
         encoded(pod_selector)
     );
     let pods = bridge.list(&path, OBJECTS).await.and_then(targets::daemon_pods);
-    let pods = pods.map_err(|why| format!("the daemon's pods cannot be listed: {why}"))?;
+    let pods = pods.map_err(|why| {
+        format!(
+            "the daemon's pods cannot be listed: {why}; check the kubeconfig and your right to \
+             list pods in the namespace `{namespace}` (docs/kubectl.md)"
+        )
+    })?;
     let mut path = "/api/v1/nodes".to_owned();
     if let Some(selector) = selector {
         path += &format!("?labelSelector={}", encoded(selector));

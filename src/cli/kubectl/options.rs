@@ -94,7 +94,7 @@ pub(super) enum Verb {
         filter: GrantFilter,
         /// The holders at this time: 2026-11-21T03:12:00Z, "2026-11-21 03:12" or 03:12 in local
         /// time, or 2h ago
-        #[arg(long, value_name = "TIME")]
+        #[arg(long, allow_hyphen_values = true, value_name = "TIME")]
         at: Option<String>,
     },
     /// Show past and present grants: who held which device, and when
@@ -105,10 +105,10 @@ pub(super) enum Verb {
         #[command(flatten)]
         filter: GrantFilter,
         /// Show only grants held at this time, in the forms of `who`
-        #[arg(long, value_name = "TIME", conflicts_with = "since")]
+        #[arg(long, allow_hyphen_values = true, value_name = "TIME", conflicts_with = "since")]
         at: Option<String>,
         /// Show only grants held at this time or later
-        #[arg(long, value_name = "TIME")]
+        #[arg(long, allow_hyphen_values = true, value_name = "TIME")]
         since: Option<String>,
     },
     /// Explain a device, a pod or a claim: what is known, why, and what happens next

@@ -139,7 +139,12 @@ fn parse(text: &str) -> Result<Import, String> {
         Ok(Versioned { schema }) => {
             return Err(format!("its schema is {schema}, but this version supports only {SCHEMA}"));
         }
-        Err(error) => return Err(format!("it is not an export of a ledger: {error}")),
+        Err(error) => {
+            return Err(format!(
+                "it is not an export of a ledger: {error}; name a file that `holdfast ledger \
+                 export` has written"
+            ));
+        }
     }
     let Document { names, listed, owed, verdicts, grants, .. } =
         serde_json::from_slice(text.as_bytes()).map_err(|error| error.to_string())?;
