@@ -282,8 +282,9 @@ mod tests {
 
     #[test]
     fn a_preset_costs_a_node_without_its_devices_a_few_calls() {
-        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/presets.md"))
-            .unwrap();
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/FIGURES.md"))
+                .unwrap();
         let dir = tempfile::tempdir().unwrap();
         other_node(dir.path());
         let root = HostRoot::new(dir.path());
