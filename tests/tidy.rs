@@ -1,5 +1,5 @@
 //! Rules for the source: layers, imports between actors, pure cores, one place for each external
-//! crate, the length of files, and the prose.
+//! crate, the length of files, the prose, and the pages of the manual.
 //!
 //! The tests read the text of the files, so they need no build. A failure names the file, the line
 //! and the remedy.
@@ -8,6 +8,8 @@
 
 #[path = "tidy/imports.rs"]
 mod imports;
+#[path = "tidy/pages.rs"]
+mod pages;
 
 use imports::{Imports, is_below, module_of};
 use std::collections::BTreeMap;
