@@ -15,6 +15,8 @@ pub mod kubectl;
 #[cfg(any(test, not(all(feature = "lab", feature = "kubectl"))))]
 mod lab_command;
 pub mod ledger;
+#[cfg(all(test, feature = "lab", feature = "kubectl"))]
+mod manual_tests;
 pub mod migrate;
 pub mod query;
 pub mod release;
