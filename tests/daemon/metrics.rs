@@ -30,8 +30,8 @@ fn row(name: &str) -> Option<&'static Row> {
 fn documented(row: &Row) -> String {
     let Row { name, kind, labels, help } = row;
     let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
-    let labels = if labels.is_empty() { "-".to_owned() } else { labels.join(", ") };
-    format!("| `{name}` | {} | {} | {labels} | {help} |", kind.as_str(), row.unit().unwrap_or("-"))
+    let by = if labels.is_empty() { String::new() } else { format!(" by {}", labels.join(", ")) };
+    format!("| `{name}` {}{by} | {help} |", kind.as_str())
 }
 
 #[test]
