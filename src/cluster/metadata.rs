@@ -24,6 +24,17 @@ pub struct ObjectMeta {
     pub deletion_timestamp: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// The annotations that are read.
+    pub annotations: Annotations,
+}
+
+/// The annotations of an object that this program reads (`types.go` of resource.k8s.io/v1).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Annotations {
+    /// `true` of a claim that the scheduler has made for a pod that requests numbers.
+    #[serde(rename = "resource.kubernetes.io/extended-resource-claim")]
+    pub extended_resource_claim: String,
 }
 
 /// An object, or its `PartialObjectMetadata`.

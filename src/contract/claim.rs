@@ -5,11 +5,15 @@
 //! two of them set, the last one wins. So no variable lists devices, and each name of a variable
 //! has one value on the node.
 //!
+//! A claim that the scheduler makes for a pod with a number of a resource is another matter: each
+//! of its requests is for one resource of one container. So each of its network functions also has
+//! the variables that list them, as in an answer of the device plugin.
+//!
 //! Each claim has a file of its own. Its devices are those of the claim, each with its edits as the
 //! ledger records them. So the file can be written again with the same bytes after a reboot.
 
 use super::cdi::{Edits, SpecFile, text};
-use super::{Request, add_configured, by_contract, nvidia, nvidia_cdi, sriov};
+use super::{Request, add_configured, by_contract, distinct, nvidia, nvidia_cdi, sriov};
 use crate::domain::{
     Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, Contract, Device, DeviceId,
 };
@@ -26,7 +30,8 @@ const UID_MAX: usize = 128;
 
 /// What the containers of a claim get of one device. The edits have the CDI names of other files
 /// too, such as the GPU's in the file of NVIDIA's driver. `is_defined` reports whether a file
-/// defines such a name.
+/// defines such a name. The devices of `request` are those that a container gets together with this
+/// one for a number of the resource; none if that is not known.
 #[must_use]
 pub fn edits(
     request: &Request<'_>,
@@ -35,12 +40,13 @@ pub fn edits(
 ) -> ContainerEdits {
     let request = &Request { devices: &[device], ..*request };
     let mut edits = match &request.spec.contract {
+    let together = &Request { devices: &distinct(request.devices), ..*request };
         Contract::Nvidia(options) => {
             let defined = |name: &String| is_defined(&format!("{}/gpu={name}", options.cdi_vendor));
             let name = nvidia_cdi::name(request.spec, device).filter(defined);
             nvidia::claimed(request, options, name.as_deref())
         }
-        Contract::Sriov(options) => sriov::claimed(request, options),
+        Contract::Sriov(options) => sriov::claimed(request, options, together),
         _ => by_contract(request),
     };
     // CDI has no annotations of containers.
@@ -176,7 +182,7 @@ mod tests {
         is_defined: &dyn Fn(&str) -> bool,
     ) -> ClaimHold {
         let alloc_id = &AllocId::new("");
-        let request = Request { spec, devices: &[], alloc_id, node_exists: &|_| true, nvidia };
+        let request = Request { spec, devices: together, alloc_id, node_exists: &|_| true, nvidia };
         let devices = devices.iter().map(|device| {
             let edits = edits(&request, device, is_defined);
             claimed(&claim(), allocated(device), device.id.clone(), edits)
@@ -208,6 +214,17 @@ mod tests {
     fn every_contract_gives_a_claim_its_devices() {
         let mut noiommu = function("0000:3b:00.3", "vfio-pci", &["/dev/vfio/vfio"]);
         noiommu.nodes.push(DeviceNode {
+    ) -> ClaimHold {
+        hold_of(spec, devices, &[], nvidia, is_defined)
+    }
+
+    /// The same with the devices that a container gets together.
+    fn hold_of(
+        spec: &ResourceSpec,
+        devices: &[&Device],
+        together: &[&Device],
+        nvidia: &NvidiaExtras,
+        is_defined: &dyn Fn(&str) -> bool,
             container: "/dev/vfio/7".into(),
             ..DeviceNode::at("/dev/vfio/noiommu-7")
         });
@@ -295,6 +312,32 @@ mod tests {
         let empty = hold(&spec, &[&nic]);
         assert_eq!(golden(&empty), "");
         let fuse = device("misc:fuse", &["/dev/fuse"], &[]);
+    #[test]
+    fn devices_for_a_number_have_the_variables_of_the_device_plugin() {
+        let rdma = SriovOptions { rdma: Some(true), ..SriovOptions::default() };
+        let mut spec = of_claims("intel.com/dpdk", Contract::Sriov(rdma));
+        spec.env.insert("ON".into(), "1".into());
+        let (one, two) = (rdma_vf(), function("0000:3b:00.3", "iavf", &[]));
+        let together = [&two, &one, &two];
+        let hold = hold_of(&spec, &[&one, &two], &together, &NvidiaExtras::default(), &|_| false);
+        let mut by_number = super::super::testing::edits_of(&spec, &[&two, &one]).envs;
+        assert_eq!(by_number["PCIDEVICE_INTEL_COM_DPDK"], "0000:3b:00.3,0000:3b:00.2");
+        // Those of one device, which each claim has.
+        let own = |name: &str| name.contains("_0000_3B_00_");
+        for device in &hold.devices {
+            let mut envs = device.edits.envs.clone();
+            assert!(envs.keys().any(|name| own(name)), "{envs:?}");
+            envs.retain(|name, _| !own(name));
+            assert_eq!(envs, by_number);
+        }
+        // NVIDIA's runtime adds no GPU.
+        let spec = of_claims("nvidia.com/gpu", Contract::Nvidia(NvidiaOptions::default()));
+        let gpu = gpu();
+        let hold = hold_of(&spec, &[&gpu], &[&gpu], &NvidiaExtras::default(), &|_| false);
+        by_number = hold.devices[0].edits.envs.clone();
+        assert_eq!(by_number.get("NVIDIA_VISIBLE_DEVICES").map(String::as_str), Some("void"));
+    }
+
         let both = hold(&spec, &[&nic, &fuse]);
         let text = file(&claim(), [&both]).unwrap().text;
         assert!(!text.contains("3b-02") && text.contains("misc-fuse"), "{text}");

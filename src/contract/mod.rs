@@ -67,18 +67,22 @@ pub struct NvidiaExtras {
 /// The edits for one container.
 #[must_use]
 pub fn edits(request: &Request<'_>) -> ContainerEdits {
-    // Several shares of one device are one device to the container.
-    let mut distinct: Vec<&Device> = Vec::new();
-    for device in request.devices {
-        if !distinct.iter().any(|known| known.id == device.id) {
-            distinct.push(device);
-        }
-    }
-    let request = &Request { devices: &distinct, ..*request };
+    let request = &Request { devices: &distinct(request.devices), ..*request };
     let mut edits = by_contract(request);
     cdi::use_names(request, &mut edits);
     add_configured(request, &mut edits);
     edits
+}
+
+/// The devices, each once: several shares of one device are one device to the container.
+fn distinct<'a>(devices: &[&'a Device]) -> Vec<&'a Device> {
+    let mut distinct: Vec<&Device> = Vec::new();
+    for device in devices {
+        if !distinct.iter().any(|known| known.id == device.id) {
+            distinct.push(device);
+        }
+    }
+    distinct
 }
 
 /// Adds the environment, the nodes and the mounts of the configuration, which override the

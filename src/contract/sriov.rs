@@ -35,8 +35,14 @@ pub(super) fn edits(request: &Request<'_>, options: &SriovOptions) -> ContainerE
 }
 
 /// The same for the containers of a claim with one function. The names of the variables contain its
-/// address: a container may have several claims, and the last variable of a name would win.
-pub(super) fn claimed(request: &Request<'_>, options: &SriovOptions) -> ContainerEdits {
+/// address: a container may have several claims, and the last variable of a name would win. Where
+/// the functions are known that a container gets together, it has the variables with them too.
+pub(super) fn claimed(
+    request: &Request<'_>,
+    options: &SriovOptions,
+    together: &Request<'_>,
+) -> ContainerEdits {
+    let listed = (!together.devices.is_empty()).then(|| edits(together, options).envs);
     let mut edits = edits(request, options);
     let variable = variable(request.spec.name.as_str());
     let of = request.devices.first().map_or_else(String::new, |device| address(device));
@@ -48,6 +54,7 @@ pub(super) fn claimed(request: &Request<'_>, options: &SriovOptions) -> Containe
         let value = edits.envs.remove(&name);
         edits.envs.extend(value.map(|value| (own, value)));
     }
+    edits.envs.extend(listed.into_iter().flatten());
     edits
 }
 

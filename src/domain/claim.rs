@@ -128,6 +128,10 @@ pub struct AllocatedClaim {
     pub reserved_for: Vec<PodRef>,
     /// The configurations, in the order of the claim: a later one has precedence.
     pub configs: Vec<OpaqueConfig>,
+    /// Whether the scheduler has made it for a pod that requests numbers: a class has the name of
+    /// an extended resource. Then each request is for one resource of one container. Only
+    /// containers that initialize a pod may have several requests for a resource.
+    pub is_by_number: bool,
     /// Whether it is being deleted (`metadata.deletionTimestamp`). Its pods may still run.
     pub is_deleted: bool,
 }

@@ -189,6 +189,7 @@ impl Preparer {
         offering: &Offering,
         id: &DeviceId,
         offered: &Offered,
+        together: &[&Device],
     ) -> Result<ContainerEdits, Refusal> {
         let (spec, inventory) = (&offering.spec, Arc::clone(&self.inventory.borrow()));
         let root = self.host_root.recording();
@@ -204,7 +205,7 @@ impl Preparer {
         };
         let request = contract::Request {
             spec,
-            devices: &[],
+            devices: together,
             alloc_id: &AllocId::new(""),
             node_exists: &node_exists,
             nvidia: &nvidia_extras::extras(spec, &inventory, &root, gpus),
@@ -226,8 +227,10 @@ impl ClaimDevices for Preparer {
         offering: &Offering,
         id: &DeviceId,
         offered: &Offered,
+        together: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String> {
-        let edits = self.claimed_edits(offering, id, offered).map_err(|error| error.to_string())?;
+        let edits = self.claimed_edits(offering, id, offered, together);
+        let edits = edits.map_err(|error| error.to_string())?;
         let device = offered.device.as_ref();
         let granted = GrantedDevice {
             id: id.clone(),
@@ -433,7 +436,7 @@ mod tests {
             let whole = allocate(&preparer, &name, &device.id).unwrap();
             let offering = Arc::clone(&preparer.inventory.borrow().resources[&name]);
             let offered = &offering.devices[&device.id];
-            let claimed = || preparer.claimed_edits(&offering, &device.id, offered);
+            let claimed = || preparer.claimed_edits(&offering, &device.id, offered, &[]);
             forget_directories(&preparer);
             let (given, calls) = with_faults(|_| None, || claimed().unwrap());
             assert!(calls > 3);
@@ -450,7 +453,7 @@ mod tests {
             }
             if device.id.as_str() == "disk" {
                 mount(dir.path());
-                let refused = preparer.claimed(&offering, &device.id, offered);
+                let refused = preparer.claimed(&offering, &device.id, offered, &[]);
                 assert!(refused.is_err_and(|why| why.contains("the host uses it: mounted at")));
             }
         }

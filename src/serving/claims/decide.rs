@@ -269,13 +269,19 @@ pub(super) fn decide(
     allocated.sort_unstable();
     let mut pools: BTreeMap<&str, &str> = BTreeMap::new();
     let mut holds: BTreeMap<ResourceName, DecidedHold> = BTreeMap::new();
-    for of in allocated {
+    for of in &allocated {
         if *pools.entry(&of.name.device).or_insert(&of.name.pool) != of.name.pool {
             return Err(NotPrepared::SameName(of.name.device.clone()));
         }
         let found = *by_name.get(&of.name).ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
         check_vendor(claim, of, &found.offered.device)?;
-        let (device, granted) = one(&claim.claim, of, found, devices)?;
+        let of_request = allocated.iter().filter(|it| it.request == of.request);
+        let of_request = of_request.filter_map(|it| by_name.get(&it.name));
+        let together: Vec<&Device> = of_request
+            .filter(|it| claim.is_by_number && it.offering.spec.name == found.offering.spec.name)
+            .map(|it| &*it.offered.device)
+            .collect();
+        let (device, granted) = one(&claim.claim, of, found, &together, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
             resource: spec.name.clone(),
@@ -326,6 +332,7 @@ fn one(
     claim: &ClaimRef,
     of: &Allocated,
     Found { offering, id, offered }: Found<'_>,
+    together: &[&Device],
     devices: &dyn ClaimDevices,
 ) -> Result<(ClaimedDevice, crate::domain::GrantedDevice), NotPrepared> {
     let (name, resource) = (of.name.clone(), offering.spec.name.clone());
@@ -338,7 +345,7 @@ fn one(
         return Err(NotPrepared::Unhealthy { name, resource, id: id.clone(), reason });
     }
     let (edits, granted) = devices
-        .claimed(offering, id, offered)
+        .claimed(offering, id, offered, together)
         .map_err(|why| NotPrepared::Unusable { name, why })?;
     Ok((claim::claimed(claim, of.clone(), id.clone(), edits), granted))
 }

@@ -75,6 +75,7 @@ mod tests {
                 config(ConfigSource::FromClass, "{\"a\":1}"),
                 config(ConfigSource::FromClaim, "{}"),
             ],
+            is_by_number: false,
             is_deleted: false,
         }
     }
@@ -94,9 +95,10 @@ mod tests {
     #[test]
     fn everything_about_the_allocation_counts_and_nothing_else() {
         let usual = digest(&claim());
-        let same: [fn(&mut AllocatedClaim); 3] = [
+        let same: [fn(&mut AllocatedClaim); 4] = [
             |claim| claim.devices.reverse(),
             |claim| claim.is_deleted = true,
+            |claim| claim.is_by_number = true,
             |claim| claim.claim.name = "other".into(),
         ];
         for change in same {

@@ -26,7 +26,7 @@ pub use flow::{ClaimPreparer, Clock, PREPARE_BUDGET};
 pub use named::named_devices;
 
 use crate::domain::{
-    AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, DeviceClass, DeviceId, DraName,
+    AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId, DraName,
     GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
 };
 use std::collections::BTreeSet;
@@ -125,7 +125,9 @@ pub trait ClaimDevices: Send + Sync {
     fn inventory(&self) -> Arc<Inventory>;
 
     /// What the containers of a claim get of a device, and the device as a grant records it. The
-    /// files of other programs that the edits name exist afterwards.
+    /// files of other programs that the edits name exist afterwards. `together` are the devices
+    /// that a container gets for a number of this resource, this one among them; none of another
+    /// claim.
     ///
     /// # Errors
     /// One sentence, when a container would lack a part of the device, or when the host uses it.
@@ -134,6 +136,7 @@ pub trait ClaimDevices: Send + Sync {
         offering: &Offering,
         id: &DeviceId,
         offered: &Offered,
+        together: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String>;
 }
 

@@ -21,7 +21,7 @@ pub fn named_devices(
 
 fn named(devices: &dyn ClaimDevices, Found { offering, id, offered }: Found<'_>) -> NamedDevice {
     let resource = offering.spec.name.clone();
-    match devices.claimed(offering, id, offered) {
+    match devices.claimed(offering, id, offered, &[]) {
         Ok((mut edits, device)) => {
             // The record has the names of the answer.
             edits.cdi_devices.clear();

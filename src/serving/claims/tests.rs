@@ -79,6 +79,7 @@ fn allocation() -> AllocatedClaim {
         ],
         reserved_for: vec![pod],
         configs: Vec::new(),
+        is_by_number: false,
         is_deleted: false,
     }
 }
@@ -205,13 +206,17 @@ impl ClaimDevices for Devices {
         _: &Offering,
         id: &DeviceId,
         offered: &Offered,
+        together: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String> {
         if let Some(why) = self.unusable.lock().unwrap().clone() {
             return Err(why);
         }
         let path = format!("{}/{id}", self.node.lock().unwrap());
         let node = EditDevice { host: path.clone(), container: path, permissions: "rw".into() };
-        let edits = ContainerEdits { devices: vec![node], ..ContainerEdits::default() };
+        let ids: Vec<&str> = together.iter().map(|device| device.id.as_str()).collect();
+        let all = (!ids.is_empty()).then(|| ("ALL".to_owned(), ids.join(",")));
+        let envs = all.into_iter().collect();
+        let edits = ContainerEdits { devices: vec![node], envs, ..ContainerEdits::default() };
         let granted = GrantedDevice {
             id: id.clone(),
             key: offered.device.key.clone(),
@@ -714,6 +719,37 @@ fn a_failed_device_is_an_error_and_a_soft_failure_is_not() {
     });
 }
 
+/// A container gets all devices of its request for a number, and none of another one.
+#[test]
+fn the_devices_for_a_number_of_one_container_are_listed_together() {
+    virtually(async {
+        for (is_by_number, expected) in [
+            (true, [Some("GPU-A"), Some("NIC-A"), Some("NIC-B,NIC-C"), Some("NIC-B,NIC-C")]),
+            (false, [None; 4]),
+        ] {
+            let world = World::changed(|claim| {
+                claim.is_by_number = is_by_number;
+                claim.devices = vec![
+                    allocated("container-1-request-0", "NIC-C", DeviceClass::Nic),
+                    allocated("container-0-request-1", "NIC-A", DeviceClass::Nic),
+                    allocated("container-0-request-0", "GPU-A", DeviceClass::Gpu),
+                    allocated("container-1-request-0", "NIC-B", DeviceClass::Nic),
+                ];
+            });
+            world.change_inventory(|inventory| {
+                let ids = ["NIC-A", "NIC-B", "NIC-C"];
+                inventory.resources.extend([offering("nic", DeviceClass::Nic, &ids)]);
+            });
+            world.prepare().await.unwrap();
+            let recorded = world.ledger.recorded(&claim()).unwrap();
+            let devices = recorded.holds.iter().flat_map(|each| &each.hold.devices);
+            let listed: Vec<Option<&str>> =
+                devices.map(|device| device.edits.envs.get("ALL").map(String::as_str)).collect();
+            assert_eq!(listed, expected);
+        }
+    });
+}
+
 #[test]
 fn shares_of_one_device_are_devices_of_their_own() {
     virtually(async {
@@ -884,8 +920,9 @@ impl ClaimDevices for Named {
         offering: &Offering,
         id: &DeviceId,
         offered: &Offered,
+        together: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String> {
-        let (mut edits, granted) = self.0.claimed(offering, id, offered)?;
+        let (mut edits, granted) = self.0.claimed(offering, id, offered, together)?;
         edits.cdi_devices.push(format!("x.y/gpu={id}"));
         Ok((edits, granted))
     }

@@ -67,6 +67,7 @@ pub(super) fn of_this_driver(claim: ResourceClaim, vendors: bool) -> AllocatedCl
         devices: results.map(Allocated::from).collect(),
         configs: configs.collect(),
         reserved_for,
+        is_by_number: metadata.annotations.extended_resource_claim == "true",
         is_deleted: metadata.deletion_timestamp.is_some(),
         claim: ClaimRef { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name },
     }
@@ -99,7 +100,7 @@ mod tests {
             },
         });
         let found = of_this_driver(serde_json::from_value(claim).unwrap(), false);
-        assert!(found.is_allocated && !found.is_deleted);
+        assert!(found.is_allocated && !found.is_deleted && !found.is_by_number);
         assert_eq!(found.claim.to_string(), "ml/c");
         let devices: Vec<&str> =
             found.devices.iter().map(|device| device.name.device.as_str()).collect();
@@ -113,6 +114,18 @@ mod tests {
         let claim =
             serde_json::json!({ "metadata": { "name": "c", "namespace": "ml", "uid": "u1" } });
         assert!(!of_this_driver(serde_json::from_value(claim).unwrap(), false).is_allocated);
+    }
+
+    #[test]
+    fn a_claim_for_numbers_has_the_annotation_of_the_scheduler() {
+        let found = |annotations: serde_json::Value| {
+            let claim = serde_json::json!({ "metadata": { "annotations": annotations } });
+            of_this_driver(serde_json::from_value(claim).unwrap(), false).is_by_number
+        };
+        const NAME: &str = "resource.kubernetes.io/extended-resource-claim";
+        assert!(found(serde_json::json!({ NAME: "true", "a": "b" })));
+        assert!(!found(serde_json::json!({ NAME: "false" })));
+        assert!(!found(serde_json::json!({ "a": "true" })));
     }
 
     #[test]

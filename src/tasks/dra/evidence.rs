@@ -208,6 +208,7 @@ mod tests {
             devices: names.iter().map(device).collect(),
             reserved_for: Vec::new(),
             configs: Vec::new(),
+            is_by_number: false,
             is_deleted: false,
         }
     }

@@ -152,6 +152,7 @@ impl Cluster {
             devices: claim.allocation.clone(),
             reserved_for: claim.reserved_for.iter().map(pod).collect(),
             configs: Vec::new(),
+            is_by_number: false,
             is_deleted: claim.is_deleted,
         })
     }

@@ -74,6 +74,7 @@ impl ClaimDevices for Devices {
         _: &Offering,
         id: &DeviceId,
         _: &Offered,
+        _: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String> {
         let driver = self.0.machine().driver;
         let cdi_devices = vec![format!("vendor.example.com/gpu=driver-{driver}")];
