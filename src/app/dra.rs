@@ -3,8 +3,8 @@
 use super::wiring::Wiring;
 use crate::cluster::{Client, Credentials};
 use crate::domain::{DeviceClass, DeviceId, DraName, NvmlSnapshot};
-use crate::serving::Preparer;
 use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, NameOf};
+use crate::serving::{MetadataFacts, Preparer};
 use crate::slices::holders::Lost;
 use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
@@ -49,6 +49,8 @@ impl Wiring {
             self.boot_id.clone(),
             views.kubelet.clone(),
         );
+        let facts = MetadataFacts { nvml: nvml.clone(), vendors: config.vendor_attributes };
+        let devices = devices.with_metadata(config.device_metadata.then_some(facts));
         let devices = Arc::new(devices);
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(

@@ -603,6 +603,7 @@ default    web-0   main       nvidia.com/gpu  bound     2023-11-14T22:13:20Z  GP
             id: DeviceId::new("GPU-b"),
             cdi_devices: Vec::new(),
             edits: ContainerEdits::default(),
+            metadata: String::new(),
         };
         let hold = ClaimHold {
             claim: ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() },

@@ -35,6 +35,9 @@ pub struct Annotations {
     /// `true` of a claim that the scheduler has made for a pod that requests numbers.
     #[serde(rename = "resource.kubernetes.io/extended-resource-claim")]
     pub extended_resource_claim: String,
+    /// Of a claim made from a template: its name in the pod.
+    #[serde(rename = "resource.kubernetes.io/pod-claim-name")]
+    pub pod_claim_name: Option<String>,
 }
 
 /// An object, or its `PartialObjectMetadata`.

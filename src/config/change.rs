@@ -103,6 +103,7 @@ impl Change {
             ("cluster.node_condition", before.reported.condition != after.reported.condition),
             ("dra.enabled", before.dra != after.dra),
             ("dra.vendor_attributes", before.vendor_attributes != after.vendor_attributes),
+            ("dra.device_metadata", before.device_metadata != after.device_metadata),
         ]);
         Change { resources, reordered, live, needs_restart }
     }
@@ -138,6 +139,7 @@ impl Config {
             reported: self.reported,
             dra: self.dra,
             vendor_attributes: self.vendor_attributes,
+            device_metadata: self.device_metadata,
             resources: other.offered(self.dra),
             ..other.clone()
         }

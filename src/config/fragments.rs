@@ -144,6 +144,7 @@ pub(super) struct Cluster {
 pub(super) struct Dra {
     pub(super) enabled: Option<bool>,
     pub(super) vendor_attributes: Option<bool>,
+    pub(super) device_metadata: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

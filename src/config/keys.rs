@@ -51,6 +51,7 @@ pub(super) const KEYS: &[Key] = &[
     ("cluster", "node_condition", "false"),
     ("dra", "enabled", "false"),
     ("dra", "vendor_attributes", "false"),
+    ("dra", "device_metadata", "false"),
     ("resource", "preset", ""),
     ("resource", "name", ""),
     ("resource", "api", "\"plugin\""),
@@ -257,8 +258,9 @@ mod tests {
         let file = std::path::PathBuf::from("/a");
         let tls =
             Some(TlsFiles { cert: file.clone(), key: file.clone(), client_ca: Some(file.clone()) });
-        let (dra, vendor_attributes, authorize) = (true, true, true);
+        let (dra, vendor_attributes, authorize, device_metadata) = (true, true, true, true);
         let other = Config { dra, vendor_attributes, reported, tls, authorize, ..config(other) };
+        let other = Config { device_metadata, ..other };
         let change = Change::between(&config(""), &other);
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

@@ -70,6 +70,8 @@ pub struct Config {
     pub dra: bool,
     /// Whether slices have the attributes of vendors' drivers too (`[dra] vendor_attributes`).
     pub vendor_attributes: bool,
+    /// Whether containers of claims get files about their devices (`[dra] device_metadata`).
+    pub device_metadata: bool,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,
     /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

@@ -25,6 +25,8 @@ pub const KIND: &str = "k8s.holdfast.dev/claim";
 /// The beginning of the names of these files.
 const FILE_PREFIX: &str = "holdfast-claim-";
 const FILE_SUFFIX: &str = ".json";
+/// The end of the names of files with the metadata of devices. A runtime does not read them.
+const METADATA_SUFFIX: &str = ".metadata";
 /// The API server's UIDs have 36 bytes. The name of a file has at most 255.
 const UID_MAX: usize = 128;
 
@@ -38,9 +40,9 @@ pub fn edits(
     device: &Device,
     is_defined: &dyn Fn(&str) -> bool,
 ) -> ContainerEdits {
+    let together = &Request { devices: &distinct(request.devices), ..*request };
     let request = &Request { devices: &[device], ..*request };
     let mut edits = match &request.spec.contract {
-    let together = &Request { devices: &distinct(request.devices), ..*request };
         Contract::Nvidia(options) => {
             let defined = |name: &String| is_defined(&format!("{}/gpu={name}", options.cdi_vendor));
             let name = nvidia_cdi::name(request.spec, device).filter(defined);
@@ -68,7 +70,7 @@ pub fn claimed(
     if Edits::from(&edits) != Edits::default() {
         cdi_devices.push(format!("{KIND}={}", device_name(claim, &allocated)));
     }
-    ClaimedDevice { allocated, id, cdi_devices, edits }
+    ClaimedDevice { allocated, id, cdi_devices, edits, metadata: String::new() }
 }
 
 /// The file of a claim: the devices of all its grants. `None` if none of them has content, or if
@@ -126,6 +128,38 @@ pub fn file_name(uid: &str) -> Option<String> {
     is_uid(uid).then(|| format!("{FILE_PREFIX}{uid}{FILE_SUFFIX}"))
 }
 
+/// The name of the file with the metadata of the request that has this device as its first; `None`
+/// for a text that is no UID.
+#[must_use]
+pub fn metadata_file_name(uid: &str, device: &str) -> Option<String> {
+    is_uid(uid).then(|| format!("{FILE_PREFIX}{uid}+{device}{METADATA_SUFFIX}"))
+}
+
+/// Whether a file has the metadata of devices.
+#[must_use]
+pub fn is_metadata_file(name: &str) -> bool {
+    name.starts_with(FILE_PREFIX) && name.ends_with(METADATA_SUFFIX)
+}
+
+/// Whether a file has the metadata of devices of this claim.
+#[must_use]
+pub fn is_metadata_file_of(name: &str, uid: &str) -> bool {
+    let device = name.strip_prefix(FILE_PREFIX).and_then(|name| name.strip_prefix(uid));
+    is_metadata_file(name) && device.is_some_and(|device| device.starts_with('+'))
+}
+
+/// The files with the metadata of the devices of a claim.
+pub fn metadata_files<'a>(
+    holds: impl IntoIterator<Item = &'a ClaimHold>,
+) -> impl Iterator<Item = SpecFile> {
+    let devices =
+        holds.into_iter().flat_map(|hold| hold.devices.iter().map(|it| (&hold.claim, it)));
+    devices.filter(|(_, device)| !device.metadata.is_empty()).filter_map(|(claim, device)| {
+        let name = metadata_file_name(&claim.uid, &device.allocated.name.device)?;
+        Some(SpecFile { name, text: device.metadata.clone() })
+    })
+}
+
 /// The UID of the claim that a file is for; `None` for another file.
 #[must_use]
 pub fn uid_of_file(name: &str) -> Option<&str> {
@@ -181,6 +215,17 @@ mod tests {
         nvidia: &NvidiaExtras,
         is_defined: &dyn Fn(&str) -> bool,
     ) -> ClaimHold {
+        hold_of(spec, devices, &[], nvidia, is_defined)
+    }
+
+    /// The same with the devices that a container gets together.
+    fn hold_of(
+        spec: &ResourceSpec,
+        devices: &[&Device],
+        together: &[&Device],
+        nvidia: &NvidiaExtras,
+        is_defined: &dyn Fn(&str) -> bool,
+    ) -> ClaimHold {
         let alloc_id = &AllocId::new("");
         let request = Request { spec, devices: together, alloc_id, node_exists: &|_| true, nvidia };
         let devices = devices.iter().map(|device| {
@@ -214,17 +259,6 @@ mod tests {
     fn every_contract_gives_a_claim_its_devices() {
         let mut noiommu = function("0000:3b:00.3", "vfio-pci", &["/dev/vfio/vfio"]);
         noiommu.nodes.push(DeviceNode {
-    ) -> ClaimHold {
-        hold_of(spec, devices, &[], nvidia, is_defined)
-    }
-
-    /// The same with the devices that a container gets together.
-    fn hold_of(
-        spec: &ResourceSpec,
-        devices: &[&Device],
-        together: &[&Device],
-        nvidia: &NvidiaExtras,
-        is_defined: &dyn Fn(&str) -> bool,
             container: "/dev/vfio/7".into(),
             ..DeviceNode::at("/dev/vfio/noiommu-7")
         });
@@ -279,6 +313,32 @@ mod tests {
     }
 
     #[test]
+    fn devices_for_a_number_have_the_variables_of_the_device_plugin() {
+        let rdma = SriovOptions { rdma: Some(true), ..SriovOptions::default() };
+        let mut spec = of_claims("intel.com/dpdk", Contract::Sriov(rdma));
+        spec.env.insert("ON".into(), "1".into());
+        let (one, two) = (rdma_vf(), function("0000:3b:00.3", "iavf", &[]));
+        let together = [&two, &one, &two];
+        let hold = hold_of(&spec, &[&one, &two], &together, &NvidiaExtras::default(), &|_| false);
+        let mut by_number = super::super::testing::edits_of(&spec, &[&two, &one]).envs;
+        assert_eq!(by_number["PCIDEVICE_INTEL_COM_DPDK"], "0000:3b:00.3,0000:3b:00.2");
+        // Those of one device, which each claim has.
+        let own = |name: &str| name.contains("_0000_3B_00_");
+        for device in &hold.devices {
+            let mut envs = device.edits.envs.clone();
+            assert!(envs.keys().any(|name| own(name)), "{envs:?}");
+            envs.retain(|name, _| !own(name));
+            assert_eq!(envs, by_number);
+        }
+        // NVIDIA's runtime adds no GPU.
+        let spec = of_claims("nvidia.com/gpu", Contract::Nvidia(NvidiaOptions::default()));
+        let gpu = gpu();
+        let hold = hold_of(&spec, &[&gpu], &[&gpu], &NvidiaExtras::default(), &|_| false);
+        by_number = hold.devices[0].edits.envs.clone();
+        assert_eq!(by_number.get("NVIDIA_VISIBLE_DEVICES").map(String::as_str), Some("void"));
+    }
+
+    #[test]
     fn a_gpu_of_nvidia_has_its_cdi_name_or_its_nodes() {
         let options = NvidiaOptions { imex_channels: vec![2], ..NvidiaOptions::default() };
         let spec = of_claims("nvidia.com/gpu", Contract::Nvidia(options));
@@ -312,32 +372,6 @@ mod tests {
         let empty = hold(&spec, &[&nic]);
         assert_eq!(golden(&empty), "");
         let fuse = device("misc:fuse", &["/dev/fuse"], &[]);
-    #[test]
-    fn devices_for_a_number_have_the_variables_of_the_device_plugin() {
-        let rdma = SriovOptions { rdma: Some(true), ..SriovOptions::default() };
-        let mut spec = of_claims("intel.com/dpdk", Contract::Sriov(rdma));
-        spec.env.insert("ON".into(), "1".into());
-        let (one, two) = (rdma_vf(), function("0000:3b:00.3", "iavf", &[]));
-        let together = [&two, &one, &two];
-        let hold = hold_of(&spec, &[&one, &two], &together, &NvidiaExtras::default(), &|_| false);
-        let mut by_number = super::super::testing::edits_of(&spec, &[&two, &one]).envs;
-        assert_eq!(by_number["PCIDEVICE_INTEL_COM_DPDK"], "0000:3b:00.3,0000:3b:00.2");
-        // Those of one device, which each claim has.
-        let own = |name: &str| name.contains("_0000_3B_00_");
-        for device in &hold.devices {
-            let mut envs = device.edits.envs.clone();
-            assert!(envs.keys().any(|name| own(name)), "{envs:?}");
-            envs.retain(|name, _| !own(name));
-            assert_eq!(envs, by_number);
-        }
-        // NVIDIA's runtime adds no GPU.
-        let spec = of_claims("nvidia.com/gpu", Contract::Nvidia(NvidiaOptions::default()));
-        let gpu = gpu();
-        let hold = hold_of(&spec, &[&gpu], &[&gpu], &NvidiaExtras::default(), &|_| false);
-        by_number = hold.devices[0].edits.envs.clone();
-        assert_eq!(by_number.get("NVIDIA_VISIBLE_DEVICES").map(String::as_str), Some("void"));
-    }
-
         let both = hold(&spec, &[&nic, &fuse]);
         let text = file(&claim(), [&both]).unwrap().text;
         assert!(!text.contains("3b-02") && text.contains("misc-fuse"), "{text}");

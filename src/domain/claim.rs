@@ -132,6 +132,8 @@ pub struct AllocatedClaim {
     /// an extended resource. Then each request is for one resource of one container. Only
     /// containers that initialize a pod may have several requests for a resource.
     pub is_by_number: bool,
+    /// The name of the claim in the pod, if it was made from a template.
+    pub pod_claim: Option<String>,
     /// Whether it is being deleted (`metadata.deletionTimestamp`). Its pods may still run.
     pub is_deleted: bool,
 }
@@ -150,6 +152,10 @@ pub struct ClaimedDevice {
     /// The content of the CDI device of this claim. The file is written again from it after a
     /// reboot.
     pub edits: ContainerEdits,
+    /// The text of the file about all devices of its request, which it mounts as the first of them
+    /// (`[dra] device_metadata`). Empty: it mounts none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub metadata: String,
 }
 
 /// What a grant records of its claim.
@@ -257,6 +263,7 @@ mod tests {
             id: DeviceId::new("GPU-5A7C"),
             cdi_devices: vec!["k8s.holdfast.dev/claim=u-gpu-5a7c".into()],
             edits: ContainerEdits::default(),
+            metadata: String::new(),
         };
         let text = serde_json::to_string(&device).unwrap();
         assert!(

@@ -41,7 +41,7 @@ pub use actor::{Serving, serve_passed};
 pub use affinity::Affinity;
 pub use files::SpecFiles;
 pub use gpu_specs::GpuSpecs;
-pub use prepare::Preparer;
+pub use prepare::{MetadataFacts, Preparer};
 pub use refusals::{Refusals, Unrecorded};
 pub use shared::Shared;
 pub use sockets::Sockets;

@@ -9,14 +9,17 @@ use super::nvidia_extras;
 use crate::contract;
 use crate::domain::{
     AllocId, Api, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
-    GrantedDevice, Inventory, KubeletGeneration, Offered, Offering, Reason, Refusal, ResourceName,
-    Sharing,
+    GrantedDevice, Inventory, KubeletGeneration, NvmlSnapshot, Offered, Offering, Reason, Refusal,
+    ResourceName, Sharing,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings, ReadFailure};
 use crate::messages::Record;
+use crate::slices::api::Attribute;
+use crate::slices::attributes::{self, Facts};
 use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -56,6 +59,16 @@ pub struct Preparer {
     kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The real directories of the last Allocates' nodes, and when they were read.
     directories: Mutex<(Instant, Listings)>,
+    metadata: Option<MetadataFacts>,
+}
+
+/// What the metadata of devices has besides their records (`[dra] device_metadata`).
+#[derive(Debug)]
+pub struct MetadataFacts {
+    /// NVML's answers.
+    pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+    /// Whether there are the attributes of vendors' drivers too.
+    pub vendors: bool,
 }
 
 impl Preparer {
@@ -76,7 +89,14 @@ impl Preparer {
             boot_id,
             kubelet,
             directories: Mutex::new((Instant::now(), Listings::default())),
+            metadata: None,
         }
+    }
+
+    /// Gives the containers of claims the metadata of their devices.
+    #[must_use]
+    pub fn with_metadata(self, metadata: Option<MetadataFacts>) -> Self {
+        Preparer { metadata, ..self }
     }
 
     /// Decides, and returns the container's edits and the message to the ledger. It changes no
@@ -241,6 +261,25 @@ impl ClaimDevices for Preparer {
         };
         Ok((edits, granted))
     }
+
+    fn metadata_path(&self, file: &str) -> Option<String> {
+        let path = self.metadata.is_some().then(|| self.files.cdi.file(file))?;
+        path.into_os_string().into_string().ok()
+    }
+
+    fn attributes(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        offered: &Offered,
+    ) -> BTreeMap<String, Attribute> {
+        let Some(MetadataFacts { nvml, vendors }) = &self.metadata else { return BTreeMap::new() };
+        let driver = hardware::nvidia_driver_version(&self.host_root);
+        let nvml = nvml.borrow().clone();
+        let facts =
+            Facts { nvidia_driver: driver.as_deref(), nvml: Some(&nvml), vendors: *vendors };
+        attributes::describe("", &offering.spec, id, &offered.device, facts).0.attributes
+    }
 }
 
 /// Refuses the request if a read failed: that a node was not found is no evidence then.
@@ -291,7 +330,6 @@ mod tests {
     use super::*;
     use crate::domain::{Contract, DeviceClass, Health, IntelGpuOptions, ResourceSpec};
     use crate::host::faults::{ERRORS, with_faults};
-    use std::collections::BTreeMap;
     use std::fs;
     use std::path::Path;
 

@@ -118,6 +118,7 @@ fn claim_grant_of(n: u64, resource: &str, family: &str) -> Grant {
         id: id.clone(),
         cdi_devices: vec![format!("k8s.holdfast.dev/claim=claim-{n}-{family}")],
         edits: plain.edits.clone(),
+        metadata: String::new(),
     };
     let claim = ClaimRef {
         uid: format!("claim-{n}"),

@@ -197,6 +197,7 @@ fn hold(alloc_id: &AllocId, n: u64) -> ClaimHold {
         id: DeviceId::new(format!("GPU-{n}")),
         cdi_devices: vec![format!("k8s.holdfast.dev/claim={alloc_id}")],
         edits: ContainerEdits::default(),
+        metadata: String::new(),
     };
     ClaimHold { claim, allocation: "digest".into(), devices: vec![device] }
 }

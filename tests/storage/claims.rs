@@ -118,6 +118,7 @@ fn of_claim(alloc_id: &str, uid: &str, resource: &str, id: &str, pod: &str) -> G
         id: DeviceId::new(id),
         cdi_devices: vec![format!("k8s.holdfast.dev/claim={alloc_id}")],
         edits: ContainerEdits::default(),
+        metadata: String::new(),
     };
     let hold = ClaimHold { claim: claim(uid), allocation: "digest".into(), devices: vec![claimed] };
     let pods = vec![PodRef { uid: pod.into(), namespace: None, name: None }];

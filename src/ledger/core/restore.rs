@@ -54,7 +54,8 @@ pub fn restore_claims(
                 continue;
             };
             let (id, cdi_devices) = (granted.id.clone(), device.cdi_devices.clone());
-            let claimed = ClaimedDevice { allocated, id, cdi_devices, edits };
+            let claimed =
+                ClaimedDevice { allocated, id, cdi_devices, edits, metadata: String::new() };
             lost.entry(resource).or_default().push((granted, claimed));
         }
         for (resource, devices) in lost {

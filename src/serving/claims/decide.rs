@@ -1,11 +1,11 @@
 //! Whether a claim may be prepared, and with which devices.
 
-use super::{ClaimDevices, DecidedClaim, DecidedHold};
+use super::{ClaimDevices, DecidedClaim, DecidedHold, metadata};
 use crate::contract::claim;
 use crate::domain::{
     Allocated, AllocatedClaim, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource, DRA_DRIVER,
-    Device, DeviceClass, DeviceId, DraName, Health, Inventory, Offered, Offering, OpaqueConfig,
-    Reason, ResourceName, printable,
+    Device, DeviceClass, DeviceId, DraName, EditMount, Health, Inventory, Offered, Offering,
+    OpaqueConfig, Reason, ResourceName, printable,
 };
 use crate::slices::attributes::vendors::Vendor;
 use std::collections::BTreeMap;
@@ -275,13 +275,19 @@ pub(super) fn decide(
         }
         let found = *by_name.get(&of.name).ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
         check_vendor(claim, of, &found.offered.device)?;
-        let of_request = allocated.iter().filter(|it| it.request == of.request);
-        let of_request = of_request.filter_map(|it| by_name.get(&it.name));
+        let of_request: Vec<(&DraName, Found<'_>)> = allocated
+            .iter()
+            .filter(|it| it.request == of.request)
+            .filter_map(|it| Some((&it.name, *by_name.get(&it.name)?)))
+            .collect();
         let together: Vec<&Device> = of_request
+            .iter()
+            .map(|(_, it)| it)
             .filter(|it| claim.is_by_number && it.offering.spec.name == found.offering.spec.name)
             .map(|it| &*it.offered.device)
             .collect();
-        let (device, granted) = one(&claim.claim, of, found, &together, devices)?;
+        let file = metadata_file(claim, of, &of_request, devices);
+        let (device, granted) = one(&claim.claim, of, found, &together, file, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
             resource: spec.name.clone(),
@@ -302,6 +308,24 @@ pub(super) fn decide(
         reserved_for: claim.reserved_for.clone(),
         holds: holds.into_values().collect(),
     })
+}
+
+/// The file with the metadata of a request, and its text, for the first device of it.
+fn metadata_file(
+    claim: &AllocatedClaim,
+    of: &Allocated,
+    of_request: &[(&DraName, Found<'_>)],
+    devices: &dyn ClaimDevices,
+) -> Option<(EditMount, String)> {
+    if of_request.first().is_none_or(|(name, _)| **name != of.name) {
+        return None;
+    }
+    let file = claim::metadata_file_name(&claim.claim.uid, &of.name.device)?;
+    let mount = metadata::mount(claim, of, devices.metadata_path(&file)?)?;
+    let described = of_request.iter().map(|(name, Found { offering, id, offered })| {
+        (*name, devices.attributes(offering, id, offered))
+    });
+    Some((mount, metadata::text(claim, &of.request, described)))
 }
 
 /// The wanted devices among those of the node.
@@ -333,6 +357,7 @@ fn one(
     of: &Allocated,
     Found { offering, id, offered }: Found<'_>,
     together: &[&Device],
+    metadata: Option<(EditMount, String)>,
     devices: &dyn ClaimDevices,
 ) -> Result<(ClaimedDevice, crate::domain::GrantedDevice), NotPrepared> {
     let (name, resource) = (of.name.clone(), offering.spec.name.clone());
@@ -344,10 +369,13 @@ fn one(
     {
         return Err(NotPrepared::Unhealthy { name, resource, id: id.clone(), reason });
     }
-    let (edits, granted) = devices
+    let (mut edits, granted) = devices
         .claimed(offering, id, offered, together)
         .map_err(|why| NotPrepared::Unusable { name, why })?;
-    Ok((claim::claimed(claim, of.clone(), id.clone(), edits), granted))
+    let (mount, text) = metadata.unzip();
+    edits.mounts.extend(mount);
+    let claimed = claim::claimed(claim, of.clone(), id.clone(), edits);
+    Ok((ClaimedDevice { metadata: text.unwrap_or_default(), ..claimed }, granted))
 }
 
 /// Whether a device with this reason may be prepared: the failure may end soon, or the ledger knows

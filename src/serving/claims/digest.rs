@@ -76,6 +76,7 @@ mod tests {
                 config(ConfigSource::FromClaim, "{}"),
             ],
             is_by_number: false,
+            pod_claim: None,
             is_deleted: false,
         }
     }

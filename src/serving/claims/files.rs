@@ -1,4 +1,5 @@
-//! The CDI files of claims: one for each prepared claim, in the folder of the other CDI files.
+//! The CDI files of claims: one for each prepared claim, in the folder of the other CDI files. The
+//! folder also has the files with the metadata of devices, which a runtime does not read as CDI.
 
 use crate::contract::claim;
 use crate::domain::{ClaimHold, ClaimRef};
@@ -71,7 +72,9 @@ impl ClaimFiles {
     pub fn remove(&self, of: &ClaimRef) -> io::Result<()> {
         let mut fresh = self.fresh();
         fresh.remove(&of.uid);
-        claim::file_name(&of.uid).map_or(Ok(()), |name| self.folder.remove(&name))
+        let own = claim::file_name(&of.uid);
+        let removed = own.map_or(Ok(()), |name| self.folder.remove(&name));
+        removed.and(self.remove_metadata(|name| claim::is_metadata_file_of(name, &of.uid)))
     }
 
     /// Writes the missing files of the claims of a snapshot of the ledger, and removes those of
@@ -100,12 +103,29 @@ impl ClaimFiles {
         for name in stale {
             result = result.and(self.folder.remove(name));
         }
+        let is_live = |name: &str| {
+            let mut uids = claims.keys().copied().chain(fresh.iter().map(String::as_str));
+            uids.any(|uid| claim::is_metadata_file_of(name, uid))
+        };
+        result.and(self.remove_metadata(|name| !is_live(name)))
+    }
+
+    /// Removes the chosen files with metadata.
+    fn remove_metadata(&self, is_chosen: impl Fn(&str) -> bool) -> io::Result<()> {
+        let own = self.folder.own();
+        let mut result = Ok(());
+        for name in own.iter().filter(|name| claim::is_metadata_file(name) && is_chosen(name)) {
+            result = result.and(self.folder.remove(name));
+        }
         result
     }
 
     /// A claim without content has no file. Of a claim whose content is not known, an earlier
     /// process may have left the file.
     fn write(&self, of: &ClaimRef, holds: &[&ClaimHold]) -> io::Result<()> {
+        for file in claim::metadata_files(holds.iter().copied()) {
+            self.folder.ensure(&file.name, &file.text)?;
+        }
         if !claim::is_whole(holds.iter().copied()) {
             return Ok(());
         }
@@ -141,6 +161,7 @@ mod tests {
             id: DeviceId::new("misc:fuse"),
             cdi_devices: Vec::new(),
             edits: ContainerEdits { devices: vec![node], ..ContainerEdits::default() },
+            metadata: String::new(),
         };
         let claim = ClaimRef { uid: uid.into(), namespace: "ml".into(), name: uid.into() };
         ClaimHold { claim, allocation: "a".into(), devices: vec![device] }
@@ -244,6 +265,39 @@ mod tests {
         // A device without content has no name in the file.
         restored.devices[0].cdi_devices.clear();
         now.keep(&[restored]).unwrap();
+        assert!(there(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn the_metadata_of_a_claim_has_a_file_for_as_long_as_the_claim_lives() {
+        let dir = tempfile::tempdir().unwrap();
+        let now = files(dir.path());
+        let with_metadata = |uid| {
+            let mut hold = hold(uid);
+            hold.devices[0].metadata = format!("{{\"of\": \"{uid}\"}}\n");
+            hold
+        };
+        let own = |uid: &str| {
+            [format!("holdfast-claim-{uid}+fuse.metadata"), format!("holdfast-claim-{uid}.json")]
+        };
+        // The UID of one begins as that of the other.
+        let all = [own("a"), own("a-b")].concat();
+        now.ensure(&hold("a-b").claim, &[with_metadata("a-b")]).unwrap();
+        now.keep(&[with_metadata("a")]).unwrap();
+        let mut expected = all.clone();
+        expected.sort();
+        assert_eq!(there(dir.path()), expected, "one is new, and one is in the ledger");
+        let text = || std::fs::read_to_string(dir.path().join(&all[0])).unwrap();
+        assert_eq!(text(), "{\"of\": \"a\"}\n");
+        std::fs::remove_file(dir.path().join(&all[0])).unwrap();
+        let after_a_boot = files(dir.path());
+        after_a_boot.spare_all();
+        after_a_boot.keep(&[with_metadata("a")]).unwrap();
+        assert_eq!(there(dir.path()), expected, "the other one is spared");
+        after_a_boot.spare_only(&BTreeSet::new());
+        after_a_boot.keep(&[with_metadata("a")]).unwrap();
+        assert_eq!(there(dir.path()), own("a"));
+        after_a_boot.remove(&hold("a").claim).unwrap();
         assert!(there(dir.path()).is_empty());
     }
 

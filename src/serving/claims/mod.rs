@@ -17,6 +17,7 @@ mod decide;
 mod digest;
 mod files;
 mod flow;
+mod metadata;
 mod named;
 
 pub use decide::NotPrepared;
@@ -26,10 +27,11 @@ pub use flow::{ClaimPreparer, Clock, PREPARE_BUDGET};
 pub use named::named_devices;
 
 use crate::domain::{
-    AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId, DraName,
-    GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
+    AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
+    DraName, GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
 };
-use std::collections::BTreeSet;
+use crate::slices::api::Attribute;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The name of a device in the DRA API: a pure function of its id and class, and of the node.
@@ -138,6 +140,21 @@ pub trait ClaimDevices: Send + Sync {
         offered: &Offered,
         together: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String>;
+
+    /// The path of a file with metadata that a container mounts. `None` if containers get none.
+    fn metadata_path(&self, _file: &str) -> Option<String> {
+        None
+    }
+
+    /// The attributes of a device as its slice has them.
+    fn attributes(
+        &self,
+        _offering: &Offering,
+        _id: &DeviceId,
+        _offered: &Offered,
+    ) -> BTreeMap<String, Attribute> {
+        BTreeMap::new()
+    }
 }
 
 // On the simulation's time.

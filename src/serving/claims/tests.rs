@@ -3,8 +3,8 @@
 use super::*;
 use crate::contract::cdi::FILE_PREFIX;
 use crate::domain::{
-    Allocated, Api, Attributes, ConfigSource, Device, EditDevice, Health, OpaqueConfig,
-    PciFunction, PreparedDevice, Reason, ResourceSpec, Sharing,
+    Allocated, Api, Attributes, ClaimedDevice, ConfigSource, Device, EditDevice, Health,
+    OpaqueConfig, PciFunction, PreparedDevice, Reason, ResourceSpec, Sharing,
 };
 use crate::host::SpecFolder;
 use crate::lab::sim::executor::{Executor, Handle};
@@ -80,6 +80,7 @@ fn allocation() -> AllocatedClaim {
         reserved_for: vec![pod],
         configs: Vec::new(),
         is_by_number: false,
+        pod_claim: None,
         is_deleted: false,
     }
 }
@@ -194,6 +195,8 @@ struct Devices {
     /// The node of every device, and why a device cannot be used.
     node: Mutex<String>,
     unusable: Mutex<Option<String>>,
+    /// Whether containers get metadata.
+    has_metadata: Mutex<bool>,
 }
 
 impl ClaimDevices for Devices {
@@ -225,6 +228,20 @@ impl ClaimDevices for Devices {
             objects: Vec::new(),
         };
         Ok((edits, granted))
+    }
+
+    fn metadata_path(&self, file: &str) -> Option<String> {
+        self.has_metadata.lock().unwrap().then(|| format!("/cdi/{file}"))
+    }
+
+    fn attributes(
+        &self,
+        offering: &Offering,
+        id: &DeviceId,
+        _: &Offered,
+    ) -> BTreeMap<String, Attribute> {
+        let resource = ("resource".to_owned(), Attribute::text(offering.spec.name.as_str()));
+        [("id".to_owned(), Attribute::text(id.as_str())), resource].into()
     }
 }
 
@@ -276,6 +293,7 @@ impl World {
             inventory: Mutex::new(Arc::new(Inventory { resources: resources.into() })),
             node: Mutex::new("/dev".into()),
             unusable: Mutex::default(),
+            has_metadata: Mutex::default(),
         });
         let folder = Arc::new(SpecFolder::new(&dir.path().join("cdi"), FILE_PREFIX));
         let preparer = ClaimPreparer::new(
@@ -751,6 +769,42 @@ fn the_devices_for_a_number_of_one_container_are_listed_together() {
 }
 
 #[test]
+fn the_first_device_of_a_request_mounts_the_metadata_of_all() {
+    virtually(async {
+        let world = World::changed(|claim| claim.pod_claim = Some("devices".into()));
+        *world.devices.has_metadata.lock().unwrap() = true;
+        world.prepare().await.unwrap();
+        let recorded = world.ledger.recorded(&claim()).unwrap();
+        let devices: Vec<&ClaimedDevice> =
+            recorded.holds.iter().flat_map(|each| &each.hold.devices).collect();
+        let mounted: Vec<Option<String>> = devices
+            .iter()
+            .map(|device| device.edits.mounts.first())
+            .map(|mount| mount.map(|it| format!("{} {}", it.host, it.container)))
+            .collect();
+        let mount = |device: &str, request: &str| {
+            Some(format!(
+                "/cdi/holdfast-claim-{UID}+{device}.metadata /var/run/kubernetes.io/\
+                 dra-device-attributes/resourceclaimtemplates/devices/{request}/\
+                 holdfast.dev-metadata.json"
+            ))
+        };
+        assert_eq!(mounted, [mount("gpu-a", "gpu"), mount("nic-a", "nics"), None]);
+        let file = |device: &str| {
+            let name = format!("cdi/holdfast-claim-{UID}+{device}.metadata");
+            std::fs::read_to_string(world.dir.path().join(name)).unwrap()
+        };
+        let (gpu, nics) = (file("gpu-a"), file("nic-a"));
+        assert!(gpu.contains(r#""name":"gpu/large""#) && gpu.contains("GPU-A"), "{gpu}");
+        assert!(nics.contains("NIC-A") && nics.contains("NIC-B") && nics.contains("x.y/nic"));
+        let text = std::fs::read_to_string(world.file()).unwrap();
+        assert!(text.contains("nic-a.metadata") && !text.contains("nic-b.metadata"), "{text}");
+        world.preparer.unprepare(&claim()).await.unwrap();
+        assert!(world.files().is_empty());
+    });
+}
+
+#[test]
 fn shares_of_one_device_are_devices_of_their_own() {
     virtually(async {
         let world = World::changed(|claim| {
@@ -936,6 +990,7 @@ fn a_lost_device_is_found_by_its_name_also_if_its_contract_cannot_be_fulfilled()
         })),
         node: Mutex::new("/dev".into()),
         unusable: Mutex::new(None),
+        has_metadata: Mutex::default(),
     });
     let name_of = |id: &DeviceId, _| DraName {
         pool: "n1/gpu".into(),

@@ -68,6 +68,7 @@ pub(super) fn of_this_driver(claim: ResourceClaim, vendors: bool) -> AllocatedCl
         configs: configs.collect(),
         reserved_for,
         is_by_number: metadata.annotations.extended_resource_claim == "true",
+        pod_claim: metadata.annotations.pod_claim_name,
         is_deleted: metadata.deletion_timestamp.is_some(),
         claim: ClaimRef { uid: metadata.uid, namespace: metadata.namespace, name: metadata.name },
     }

@@ -209,6 +209,7 @@ mod tests {
             reserved_for: Vec::new(),
             configs: Vec::new(),
             is_by_number: false,
+            pod_claim: None,
             is_deleted: false,
         }
     }

@@ -60,6 +60,7 @@ fn claimed(id: &str, cdi: &str) -> ClaimedDevice {
         id: DeviceId::new(id),
         cdi_devices: vec![cdi.into()],
         edits: ContainerEdits::default(),
+        metadata: String::new(),
     }
 }
 

@@ -153,6 +153,7 @@ impl Cluster {
             reserved_for: claim.reserved_for.iter().map(pod).collect(),
             configs: Vec::new(),
             is_by_number: false,
+            pod_claim: None,
             is_deleted: claim.is_deleted,
         })
     }
