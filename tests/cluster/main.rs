@@ -27,6 +27,7 @@ mod daemon;
 mod daemon_set;
 #[path = "../common/exec.rs"]
 mod exec;
+mod extended;
 mod fighting;
 mod figures;
 mod fleet;
@@ -178,6 +179,7 @@ tests! {
     the_rules_of_pod_security_that_the_pod_does_not_keep_are_documented: daemon_set::security::pod_security,
     each_component_uses_all_its_rights_and_no_others: daemon_set::security::rights_are_used,
     the_api_server_decides_who_reads_metrics: readers::decided,
+    a_number_is_served_by_the_plugin_or_by_a_claim: extended::by_plugin_and_by_claim,
     two_device_plugins_fight_for_one_resource: fighting::two_plugins,
     many_nodes_share_an_api_server: fleet::many_nodes,
     kubectl_holdfast_asks_two_hundred_nodes: many::of_the_plugin,

@@ -185,6 +185,21 @@ fn a_plan_warns_of_what_the_kubelet_and_the_scheduler_do() {
     assert!(plan_of(&away, Api::Dra).warnings[0].contains("socket is missing"));
 }
 
+/// A class makes a claim for such a pod only where no device is allocatable by number.
+#[test]
+fn pods_that_request_a_number_get_what_containers_leave_or_a_claim() {
+    let plan =
+        |holders: &[bool]| plan_of(&state(true, vec![resource("plugin", holders)]), Api::Dra);
+    let free = plan(&[]).steps[0].pods.join("\n");
+    assert!(free.contains("stay Pending, or get a claim by a DeviceClass"), "{free}");
+    let held = plan(&[false]);
+    let [set, end] = &held.steps[..] else { panic!("{held:?}") };
+    let (set, end) = (set.pods.join("\n"), end.pods.join("\n"));
+    assert!(set.contains("get the device of a container that ends") && !set.contains("a claim"));
+    assert!(end.contains("get a claim if a DeviceClass"), "{end}");
+    assert!(held.warnings.join("\n").contains("Cordon the node until then"));
+}
+
 #[test]
 fn resources_move_together_and_those_that_are_there_stay() {
     let second = Resource { name: "example.com/nic".into(), ..resource("dra", &[]) };

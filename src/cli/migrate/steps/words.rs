@@ -12,6 +12,11 @@ pub(super) const NOT_REGISTERED: &str =
     "the kubelet, which has not opened the stream of the resource (`holdfast status`)";
 pub(super) const NOT_PUBLISHED: &str =
     "the API server, which has no slice with the resource yet (`holdfast status`)";
+/// What follows the fact that pods with a number are Pending, where nothing is held by number.
+const CLASS: &str = ", or get a claim by a DeviceClass with `extendedResourceName`";
+/// The same where containers have devices by number. The kubelet reports these devices as
+/// allocatable, and gives one to the next pod as soon as it is free. Seen on Kubernetes 1.36.2.
+const WAITING: &str = ", and get the device of a container that ends";
 pub(super) const ENABLED: &str =
     "none ends, and all keep their devices: a restart of Holdfast does not affect them";
 
@@ -36,7 +41,8 @@ fn names<'a>(resources: impl Iterator<Item = &'a Resource>) -> String {
 /// What a resource waits for whose holders by the other API have not ended.
 pub(super) fn left(api: Api, leaving: &[&Holding]) -> String {
     let what = if api == Api::Dra {
-        "containers that have devices by number; until then the resource stays registered"
+        "containers that have devices by number; until then the resource stays registered, and pods \
+         that request a number get the devices of those that end"
     } else {
         "claims that have devices; until then these stay in the slices, with a taint"
     };
@@ -70,11 +76,11 @@ pub(super) fn changed(changed: &[&Moving<'_>], to: Api) -> Vec<String> {
     let gave_number = changed.iter().any(|it| it.api.gives_by_number());
     match to {
         Api::Dra => {
-            pods.push(
+            let class = if by_number.is_empty() { CLASS } else { WAITING };
+            pods.push(format!(
                 "free devices are in the slices within a second; the kubelet gives none to a \
-                 container, so new pods that request a number stay Pending"
-                    .to_owned(),
-            );
+                 container, so new pods that request a number stay Pending{class}"
+            ));
         }
         Api::Both => {
             let number = if gave_number { "" } else { " and healthy for the kubelet" };
@@ -127,7 +133,8 @@ pub(super) fn end(to: Api, leaving: &[&Holding]) -> (String, Vec<String>) {
         (
             "containers",
             "each device loses its taint when the end of its pod is proven; after the last one \
-             the resource is no longer registered with the kubelet",
+             the resource is no longer registered with the kubelet, and pods that request a number \
+             get a claim if a DeviceClass has the `extendedResourceName`",
         )
     } else {
         (
@@ -211,14 +218,16 @@ pub(super) fn warnings(state: &State, to: Api, chosen: &[&Resource]) -> Vec<Stri
     match to {
         Api::Dra => {
             all.push(
-                "pods that request a number and are Pending do not get a claim: change their \
-                 manifests, or let other nodes serve them"
+                "without a DeviceClass with `extendedResourceName` (Kubernetes 1.36), pods that \
+                 request a number stay Pending: change their manifests, or let other nodes serve \
+                 them"
                     .to_owned(),
             );
             all.push(
-                "a DeviceClass with `extendedResourceName` (Kubernetes 1.36) serves such pods only \
-                 while no device of the resource is allocatable on the node: after the last \
-                 container with one by number has ended"
+                "with such a class they get a claim, but only while no device of the resource is \
+                 allocatable on the node: after the last container with one by number has ended. \
+                 Cordon the node until then: else they get the devices of containers that end, by \
+                 number again"
                     .to_owned(),
             );
             let is_refused = |it: &&&Resource| it.pre_start || it.has_numa;
