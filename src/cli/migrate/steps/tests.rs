@@ -181,6 +181,19 @@ fn a_plan_warns_of_what_the_kubelet_and_the_scheduler_do() {
     assert!(warnings(lost, Api::Both).contains("does not have example.com/gpu, whose containers"));
     assert!(warnings(resource("dra", &[]), Api::Both).contains("race for a device"));
     assert!(warnings(resource("dra", &[true]), Api::Plugin).contains("unprepare"));
+    for (pre_start, to, is_expected) in [
+        (true, Api::Both, true),
+        (true, Api::Plugin, true),
+        (true, Api::Dra, false),
+        (false, Api::Both, false),
+    ] {
+        let held = Resource {
+            pre_start,
+            ..resource(if to == Api::Dra { "both" } else { "dra" }, &[true])
+        };
+        let text = warnings(held, to);
+        assert_eq!(text.contains("does not start its container again"), is_expected, "{text}");
+    }
     let away = State { kubelet: false, ..state(true, vec![resource("plugin", &[])]) };
     assert!(plan_of(&away, Api::Dra).warnings[0].contains("socket is missing"));
 }

@@ -215,6 +215,17 @@ pub(super) fn warnings(state: &State, to: Api, chosen: &[&Resource]) -> Vec<Stri
             it.name
         )
     }));
+    // A kubelet that has the resource calls us before each start, and has no device of such a pod.
+    // Seen on Kubernetes 1.36.2.
+    let is_stopped = |it: &&&Resource| it.pre_start && it.held_by(true).next().is_some();
+    let stopped: Vec<&Resource> = chosen.iter().filter(is_stopped).copied().collect();
+    if to != Api::Dra && !stopped.is_empty() {
+        all.push(format!(
+            "a pod that requests a number of {} and has its devices by a claim runs on, but the \
+             kubelet does not start its container again: delete the pod",
+            names(stopped.into_iter())
+        ));
+    }
     match to {
         Api::Dra => {
             all.push(
