@@ -193,6 +193,7 @@ fn a_plan_warns_of_what_the_kubelet_and_the_scheduler_do() {
         };
         let text = warnings(held, to);
         assert_eq!(text.contains("does not start its container again"), is_expected, "{text}");
+        assert_eq!(text.contains("counts twice"), to != Api::Dra, "{text}");
     }
     let away = State { kubelet: false, ..state(true, vec![resource("plugin", &[])]) };
     assert!(plan_of(&away, Api::Dra).warnings[0].contains("socket is missing"));

@@ -198,6 +198,33 @@ pub(super) fn reboot(moving: &[Moving<'_>]) -> Vec<String> {
     lines
 }
 
+/// What becomes of pods that request a number and have their devices by a claim, when devices are
+/// given by number again. Both were seen on Kubernetes 1.36.2.
+fn of_claims_by_number(chosen: &[&Resource]) -> Vec<String> {
+    let has_claims = |it: &&Resource| it.held_by(true).next().is_some();
+    let claimed = || chosen.iter().copied().filter(has_claims);
+    let mut all = Vec::new();
+    if claimed().next().is_some() {
+        // The scheduler subtracts all numbers that pods request from the allocatable one, which
+        // lacks the devices of claims.
+        all.push(
+            "a pod that requests a number and has its devices by a claim counts twice: until it \
+             ends, as many free devices are not given by number"
+                .to_owned(),
+        );
+    }
+    // A kubelet that has the resource calls us before each start, and has no device of such a pod.
+    let stopped: Vec<&Resource> = claimed().filter(|it| it.pre_start).collect();
+    if !stopped.is_empty() {
+        all.push(format!(
+            "such a pod of {} runs on, but the kubelet does not start its container again: delete \
+             the pod",
+            names(stopped.into_iter())
+        ));
+    }
+    all
+}
+
 /// What can go wrong on the way.
 pub(super) fn warnings(state: &State, to: Api, chosen: &[&Resource]) -> Vec<String> {
     let mut all = state.problems.clone();
@@ -215,16 +242,8 @@ pub(super) fn warnings(state: &State, to: Api, chosen: &[&Resource]) -> Vec<Stri
             it.name
         )
     }));
-    // A kubelet that has the resource calls us before each start, and has no device of such a pod.
-    // Seen on Kubernetes 1.36.2.
-    let is_stopped = |it: &&&Resource| it.pre_start && it.held_by(true).next().is_some();
-    let stopped: Vec<&Resource> = chosen.iter().filter(is_stopped).copied().collect();
-    if to != Api::Dra && !stopped.is_empty() {
-        all.push(format!(
-            "a pod that requests a number of {} and has its devices by a claim runs on, but the \
-             kubelet does not start its container again: delete the pod",
-            names(stopped.into_iter())
-        ));
+    if to != Api::Dra {
+        all.extend(of_claims_by_number(chosen));
     }
     match to {
         Api::Dra => {
