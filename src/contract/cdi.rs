@@ -183,8 +183,11 @@ fn kind(spec: &ResourceSpec) -> String {
     match spec.contract {
         Contract::IntelGpu(_) => "intel.cdi.k8s.io/gpu".to_owned(),
         Contract::Sriov(_) if spec.name.prefix().starts_with(|c: char| c.is_ascii_alphabetic()) => {
-            let class =
-                if spec.class == DeviceClass::Accelerator { "net-accel" } else { "net-pci" };
+            let class = match spec.class {
+                DeviceClass::Accelerator => "net-accel",
+                _ if spec.select.part == Some(true) => "net-sf",
+                _ => "net-pci",
+            };
             format!("{}/{class}", spec.name.prefix())
         }
         _ => format!("holdfast.dev/{}", spec.class),
@@ -301,7 +304,9 @@ impl From<EditMount> for Mount {
 mod tests {
     use super::super::testing::{ALLOC_ID, device, edits_of, function, golden, spec};
     use super::*;
-    use crate::domain::{ContractKind, DeviceId, DeviceNode, IntelFpgaOptions};
+    use crate::domain::{
+        ContractKind, DeviceId, DeviceNode, IntelFpgaOptions, Select, SriovOptions,
+    };
     use std::collections::BTreeSet;
 
     fn with_cdi(spec: ResourceSpec) -> ResourceSpec {
@@ -334,6 +339,14 @@ mod tests {
             names(&edits).map(file_name).collect::<BTreeSet<_>>(),
             BTreeSet::from([files[0].name.clone()])
         );
+    }
+
+    #[test]
+    fn scalable_functions_have_a_kind_of_their_own() {
+        let of_functions = spec("nvidia.com/sf", Contract::Sriov(SriovOptions::default()));
+        let select = Select { part: Some(true), ..Select::default() };
+        assert_eq!(kind(&of_functions), "nvidia.com/net-pci");
+        assert_eq!(kind(&ResourceSpec { select, ..of_functions }), "nvidia.com/net-sf");
     }
 
     #[test]

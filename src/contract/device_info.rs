@@ -19,7 +19,8 @@ pub fn is_used(spec: &ResourceSpec) -> bool {
 /// the id.
 #[must_use]
 pub fn file(spec: &ResourceSpec, id: &DeviceId, device: &Device) -> Option<SpecFile> {
-    let options = options(spec)?;
+    // The SR-IOV plugin writes none for scalable functions: the specification has no such type.
+    let options = options(spec).filter(|_| attribute(device, "auxiliary").is_none())?;
     let pci_address = address(device);
     let vdpa = options.vdpa.and_then(|kind| {
         let path = sriov::vhost_vdpa(device).filter(|_| kind == VdpaType::Vhost);

@@ -12,6 +12,7 @@
 //! | `uuid`, `index`, `minor` | an NVIDIA GPU or MIG instance: UUID and numbers | `nvidia` |
 //! | `integrated` | the GPU of a Tegra system: `tegra` | `nvidia` |
 //! | `fme_node` | an Intel FPGA: its management node, `/dev/dfl-fme.0` | `intel-fpga` |
+//! | `auxiliary` | a scalable function: its name, `mlx5_core.sf.4` | `sriov` |
 //! | `vdpa` | a function with a vDPA device: its name, `vdpa0` | `sriov` |
 //! | `mdev_uuid` | a mediated device: its UUID | `kubevirt` |
 //!
@@ -245,8 +246,12 @@ fn attribute<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
     device.attributes.get(name)
 }
 
-/// The address of a device, as other plugins name it; its id where it has none.
+/// The address of a device, as other plugins name it; its id where it has none. A scalable function
+/// has a name on the auxiliary bus.
 fn address(device: &Device) -> String {
+    if let Some(name) = attribute(device, "auxiliary") {
+        return name.to_owned();
+    }
     device
         .pci
         .as_ref()

@@ -113,7 +113,9 @@ fn function(request: &Request<'_>, device: &Device, options: &SriovOptions) -> F
                 .flatten()
                 .map(|(key, value)| (key.clone(), value.clone()))
         };
-        function.info.insert("extra", of("*").chain(of(&address)).collect());
+        // By the PCI address, also for a scalable function on it.
+        let at = device.pci.as_ref().map_or(address, |pci| pci.address.to_string());
+        function.info.insert("extra", of("*").chain(of(&at)).collect());
     }
     match options.vdpa {
         Some(VdpaType::Vhost) => {
@@ -265,6 +267,18 @@ mod tests {
         let options = SriovOptions { rdma: Some(true), vhost_net: true, ..SriovOptions::default() };
         let edits = edits_of(&sriov(options), &[&rdma_vf()]);
         assert_eq!(golden(&edits), include_str!("golden/sriov-rdma.json").trim_end());
+    }
+
+    #[test]
+    fn a_scalable_function_is_named_as_on_the_auxiliary_bus() {
+        let attributes = [("auxiliary", "mlx5_core.sf.2"), ("part", "sf")];
+        let function = Device { attributes: attributes.into_iter().collect(), ..rdma_vf() };
+        let table = |value: &str| BTreeMap::from([("rack".to_owned(), value.to_owned())]);
+        let additional_info =
+            BTreeMap::from([("*".into(), table("r0")), ("0000:3b:00.2".into(), table("r1"))]);
+        let options = SriovOptions { rdma: Some(true), additional_info, ..SriovOptions::default() };
+        let edits = edits_of(&sriov(options), &[&function]);
+        assert_eq!(golden(&edits), include_str!("golden/sriov-scalable.json").trim_end());
     }
 
     #[test]

@@ -139,8 +139,10 @@ pub struct Device {
     /// | `node_guid`, `sys_image_guid` | RDMA | GUIDs |
     /// | `link_layer` | RDMA | `InfiniBand` or `Ethernet` |
     /// | `link_type` | network, RDMA | `ether` or `infiniband` |
+    /// | `auxiliary` | scalable function | its name on the auxiliary bus: `mlx5_core.sf.4` |
     /// | `serial`, `model`, `firmware`, `state` | NVMe, some of others | as the device reports |
     /// | `subsystem_nqn` | NVMe | of the controller |
+    /// | `pkey` | InfiniBand | the first partition key of its first port: `0x8001` |
     /// | `nsid`, `wwid` | NVMe | of its only namespace, or of this one |
     /// | `in_use` | disk | how the host uses the disk |
     /// | `second_path` | NVMe | id of the disk, if another controller reaches it and has its name |
@@ -158,7 +160,7 @@ pub struct Device {
     /// | `disk_partition` | node of `/dev` | the number of the partition |
     /// | `stacked_on` | node of `/dev` | objects below a block device, one a line; see below |
     /// | `pci_parent` | node of `/dev` | address of the PCI function above its device |
-    /// | `part` | part of a function | `mig`, `mdev`, `partition`, `port` or `namespace` |
+    /// | `part` | part of a function | `mig`, `mdev`, `partition`, `port`, `namespace` or `sf` |
     /// | `parent` | part of a function | id of the whole |
     /// | `parts` | function with parts | their kind: then the whole is not offered |
     ///

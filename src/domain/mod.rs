@@ -102,7 +102,7 @@ pub use observation::{
     CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName,
 };
 pub use pace::Pace;
-pub use pci::{ParsePciAddressError, PciAddress, PciFunction};
+pub use pci::{ParsePciAddressError, PciAddress, PciFunction, is_scalable_name};
 pub use pending_release::{MissingProof, PendingRelease, PendingReleases, PodSight};
 pub use plan::Plan;
 pub use pod::PodRef;

@@ -15,13 +15,14 @@
 //! | `node:/dev/ttyUSB0` | the path that the runtime opens again at each start of the container |
 //! | `char:188:0`, `block:8:16` | the device number that the container's cgroup allows |
 //! | `pci:0000:18:00.0`, `pci:0000:18:00.0/gi1-ci0` | a PCI function, and a part of it |
+//! | `aux:mlx5_core.sf.4` | a scalable function: as a virtual one, it is no part of its function |
 //! | `pci:0000:00:14.0/usb1/1-2/1-2:1.0/ttyUSB0/tty/ttyUSB0` | a kernel device below a function |
 //! | `sys:virtual/misc/fuse` | a kernel device that is below no function |
 //! | `disk:eui.0025385591b03a1f`, `disk:…/2` | a disk by its own identity, and its partition |
 //! | `iommu_group:12` | an IOMMU group, which a guest always gets as a whole |
 
 use super::device_id::DeviceId;
-use super::pci::PciAddress;
+use super::pci::{PciAddress, is_scalable_name};
 use super::resource_name::ResourceName;
 use super::safeguard::Safeguard;
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,7 @@ impl Object {
         let function = parts.next()?;
         // The vendor and device id come between the function and the part.
         Some(match parts.nth(1) {
+            Some(part) if is_scalable_name(part) => Object(format!("aux:{part}").into()),
             Some(part) => Object(format!("pci:{function}/{part}").into()),
             None => Object(format!("pci:{function}").into()),
         })

@@ -75,6 +75,18 @@ impl<'de> Deserialize<'de> for PciAddress {
     }
 }
 
+/// Whether a name is that of a scalable function on the auxiliary bus: driver, `sf` and a number,
+/// as in `mlx5_core.sf.4` (Linux `drivers/base/auxiliary.c`, and `sf/dev/dev.c` of mlx5).
+#[must_use]
+pub fn is_scalable_name(name: &str) -> bool {
+    let mut parts = name.split('.');
+    let is_number = |id: &str| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit());
+    parts.next().is_some_and(|driver| !driver.is_empty())
+        && parts.next() == Some("sf")
+        && parts.next().is_some_and(is_number)
+        && parts.next().is_none()
+}
+
 /// One PCI function: the content of `<sys>/bus/pci/devices/<address>/`.
 ///
 /// `None` and an empty list mean "unknown". A missing or unreadable file is never zero.
@@ -94,11 +106,13 @@ pub struct PciFunction {
     pub class: Option<u32>,
     /// Last component of the link `driver`, else `DRIVER=` of the file `uevent`.
     pub driver: Option<String>,
-    /// Link `physfn`: the physical function that this virtual function belongs to.
+    /// Link `physfn`: the physical function that this virtual function belongs to. The record of a
+    /// scalable function has the address of the function that it is on, here and in `address`.
     pub physfn: Option<PciAddress>,
     /// Links `virtfn0`, `virtfn1`, …, in the order of their numbers.
     pub virtfns: Vec<PciAddress>,
     /// Its number among the virtual functions of its physical function: that of the link `virtfnN`.
+    /// For a scalable function its file `sfnum`.
     pub vf_index: Option<u32>,
     /// File `sriov_totalvfs`.
     pub sriov_totalvfs: Option<u32>,
@@ -121,6 +135,8 @@ pub struct PciFunction {
     pub mdevs: Vec<String>,
     /// vDPA devices below it (`vdpa0`), sorted.
     pub vdpa: Vec<String>,
+    /// Scalable functions on it, by their names on the auxiliary bus (`mlx5_core.sf.4`), sorted.
+    pub sfs: Vec<String>,
     /// Nodes of userspace I/O below it (`uio/uio0`), sorted.
     pub uio: Vec<String>,
     /// Its own VFIO node (`vfio-dev/vfio0`), for kernels with iommufd.
@@ -152,6 +168,7 @@ impl PciFunction {
             drm: Vec::new(),
             mdevs: Vec::new(),
             vdpa: Vec::new(),
+            sfs: Vec::new(),
             uio: Vec::new(),
             vfio_dev: None,
         }
@@ -160,7 +177,13 @@ impl PciFunction {
     /// Whether this is an SR-IOV virtual function.
     #[must_use]
     pub fn is_vf(&self) -> bool {
-        self.physfn.is_some()
+        self.physfn.is_some_and(|pf| pf != self.address)
+    }
+
+    /// Whether this is the record of a scalable function.
+    #[must_use]
+    pub fn is_scalable(&self) -> bool {
+        self.physfn == Some(self.address)
     }
 
     /// The base class and sub-class, 16 bits (`0x0302` is a 3D controller).
@@ -195,6 +218,22 @@ mod tests {
             "+000:18:00.0",
         ] {
             assert!(text.parse::<PciAddress>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_scalable_function_has_a_driver_and_a_number() {
+        assert!(is_scalable_name("mlx5_core.sf.4"));
+        for other in [
+            "mlx5_core.eth.4",
+            "mlx5_core.sf",
+            "mlx5_core.sf.",
+            ".sf.4",
+            "mlx5_core.sf.4.1",
+            "sf.4",
+            "a.sf.x",
+        ] {
+            assert!(!is_scalable_name(other), "{other}");
         }
     }
 }

@@ -61,7 +61,7 @@ pub struct Select {
 
 /// The attributes of a device that [`Select::attribute`] may name: those that stay while the device
 /// is in use.
-pub const SELECTABLE: [&str; 10] = [
+pub const SELECTABLE: [&str; 11] = [
     "acpi_index",
     "afu_id",
     "compute_partition",
@@ -69,6 +69,7 @@ pub const SELECTABLE: [&str; 10] = [
     "interface_id",
     "memory_partition",
     "node_guid",
+    "pkey",
     "serial",
     "sys_image_guid",
     "vdpa_driver",

@@ -5,9 +5,10 @@ use super::disks::Disks;
 use super::facts::{Facts, Part, required};
 use super::kfd::Kfd;
 use super::numa::NumaNodes;
+use super::pci::folder;
 use super::rdma::RdmaNodes;
 use super::routes::DefaultRoutes;
-use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, tegra, vfio};
+use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, sf, tegra, vfio};
 use crate::domain::{
     Device, DeviceClass, DeviceId, DeviceNode, INTEGRATED_KEY, NvmlSnapshot, PciAddress,
     PciFunction,
@@ -155,7 +156,37 @@ impl<'a> Describer<'a> {
             let id = facts.identity.clone().unwrap_or_else(|| format!("{whole}-{name}"));
             devices.push(device(id, Some(&name), facts));
         }
+        let scalable = function.sfs.iter().map(|name| self.scalable(function, name, &devices[0]));
+        devices.extend(scalable.collect::<Vec<_>>());
         devices
+    }
+
+    /// A scalable function on `function`, which is the device `on`: a device of its own, as a
+    /// virtual function is.
+    fn scalable(&self, function: &PciFunction, name: &str, on: &Device) -> Device {
+        let dir = format!("{}/{name}", folder(function.address));
+        let own = sf::function(self.root, &dir, function);
+        let (class, mut facts) = if own.rdma.is_empty() {
+            (DeviceClass::Nic, net::facts(self.root, &dir, &own))
+        } else {
+            (DeviceClass::Rdma, rdma::facts(self.root, &dir, &own, self.rdma.get(self.root)))
+        };
+        if !own.net.is_empty() {
+            facts.note("default_route", self.routes.get(self.root).among(&own.net));
+        }
+        facts.note("part", Some(sf::KIND));
+        facts.note("parent", Some(&on.id));
+        facts.note("auxiliary", Some(name));
+        Device {
+            // A CNI plugin gets the kubelet's id, and searches for it on the auxiliary bus.
+            id: DeviceId::new(name),
+            key: key_of(function, Some(name)),
+            class,
+            pci: Some(Box::new(own)),
+            numa_nodes: on.numa_nodes.clone(),
+            nodes: facts.nodes.into_iter().filter_map(|node| self.node(node)).collect(),
+            attributes: facts.attributes,
+        }
     }
 
     /// The GPU of a Tegra system that is no PCI function.
@@ -177,6 +208,7 @@ impl<'a> Describer<'a> {
     }
 
     fn facts(&self, class: DeviceClass, function: &PciFunction) -> Facts {
+        let dir = folder(function.address);
         let mut facts = match class {
             DeviceClass::Gpu if function.vendor == Some(nvidia::VENDOR) => {
                 // The numbers of the GPUs depend on it.
@@ -191,14 +223,14 @@ impl<'a> Describer<'a> {
                     if is_amd { self.kfd.get(self.root) } else { &self.kfd.value },
                 )
             }
-            DeviceClass::Rdma => rdma::facts(self.root, function, self.rdma.get(self.root)),
+            DeviceClass::Rdma => rdma::facts(self.root, &dir, function, self.rdma.get(self.root)),
             DeviceClass::Nvme => nvme::facts(self.root, function, self.disks),
             DeviceClass::Fpga => {
                 let mut facts = fpga::facts(self.root, function);
                 facts.note("mgmt", fpga::management_of(self.scan, function));
                 facts
             }
-            DeviceClass::Nic => net::facts(self.root, function),
+            DeviceClass::Nic => net::facts(self.root, &dir, function),
             DeviceClass::Accelerator => accel::facts(self.root, function),
             DeviceClass::Char | DeviceClass::Other => Facts::default(),
         };

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `describe` uses `classify`, then one file for each subject: `nvidia`, `drm`, `kfd`, `rdma`,
-//! `tegra`, `net`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`.
+//! `tegra`, `net`, `sf`, `routes`, `nvme`, `disks`, `fpga`, `accel`, `mdev`, `vfio` and `numa`.
 //! `nvidia_node` describes a node for its labels.
 //!
 //! All results are functions of five inputs: the host's files, the configuration, the remembered
@@ -49,6 +49,7 @@ mod profiles;
 mod rdma;
 mod routes;
 mod select;
+mod sf;
 mod signals;
 mod tegra;
 #[cfg(test)]

@@ -7,9 +7,9 @@ use super::pci::{folder, is_numbered};
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction) -> Facts {
+/// The facts of the interfaces of a function, whose folder is `dir`.
+pub(super) fn facts(root: &HostRoot, dir: &str, function: &PciFunction) -> Facts {
     let mut facts = Facts::default();
-    let dir = folder(function.address);
     let kind = function.net.iter().find_map(|interface| {
         let below = root.read(&format!("{dir}/net/{interface}/type"));
         below.or_else(|| root.read(&format!("sys/class/net/{interface}/type")))
@@ -59,7 +59,7 @@ mod tests {
             write(dir.path(), &format!("{folder}/ens1/type"), number);
             let card =
                 PciFunction { net: vec!["ens0".into(), "ens1".into()], ..function("0000:3b:00.0") };
-            let facts = facts(&HostRoot::new(dir.path()), &card);
+            let facts = facts(&HostRoot::new(dir.path()), &super::folder(card.address), &card);
             assert_eq!(facts.attributes.get("link_type"), expected);
         }
     }

@@ -7,7 +7,7 @@
 
 use super::tegra;
 use super::uevent::{Uevent, id_pair, parse_hex};
-use crate::domain::{Device, PciAddress, PciFunction, Unread};
+use crate::domain::{Device, PciAddress, PciFunction, Unread, is_scalable_name};
 use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -135,6 +135,7 @@ fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
     devices
         .iter()
         .filter_map(|device| device.pci.as_deref())
+        .filter(|function| !function.is_scalable())
         .map(|function| (function.address, function))
         .collect()
 }
@@ -253,6 +254,7 @@ fn read(
         drm: children("drm"),
         mdevs: entries().filter(|entry| is_uuid(entry)).map(str::to_owned).collect(),
         vdpa: below("vdpa"),
+        sfs: entries().filter(|entry| is_scalable_name(entry)).map(str::to_owned).collect(),
         uio: inside("uio", "uio"),
         vfio_dev: inside("vfio-dev", "vfio").into_iter().next(),
     };
@@ -310,8 +312,14 @@ impl ClassChildren {
                     .link_target(&entry)
                     .or_else(|| root.link_target(&format!("{entry}/device")));
                 // The nearest function is the last address: behind VMD the path has two domains.
-                let above =
-                    target.as_deref().unwrap_or_default().rsplit('/').find_map(PciAddress::of_name);
+                // What is below a scalable function belongs to that one alone.
+                let mut path = target.as_deref().unwrap_or_default().rsplit('/');
+                let above = path
+                    .find_map(|name| match PciAddress::of_name(name) {
+                        None if is_scalable_name(name) => Some(None),
+                        address => address.map(Some),
+                    })
+                    .flatten();
                 if let Some(address) = above.filter(|_| is_child_name(class, &name)) {
                     children.entry(address).or_default().push((class, name));
                 }
@@ -350,7 +358,7 @@ impl ClassChildren {
 
 /// Whether an entry of a class folder is a device. `class/drm` also has connectors (`card0-DP-1`)
 /// and `version`; `class/net` has the file `bonding_masters`.
-fn is_child_name(class: &str, name: &str) -> bool {
+pub(super) fn is_child_name(class: &str, name: &str) -> bool {
     match class {
         "drm" => ["card", "renderD", "controlD"].iter().any(|prefix| is_numbered(name, prefix)),
         "nvme" => is_numbered(name, "nvme"),

@@ -7,7 +7,6 @@
 //! `deviceID`). The plugin searches for it in sysfs. The GUID is an attribute.
 
 use super::facts::{Facts, optional, required};
-use super::pci::folder;
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,9 +35,9 @@ impl RdmaNodes {
     }
 }
 
-pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) -> Facts {
+/// The facts of the RDMA devices of a function, whose folder is `dir`.
+pub(super) fn facts(root: &HostRoot, dir: &str, function: &PciFunction, all: &RdmaNodes) -> Facts {
     let mut facts = Facts::default();
-    let dir = folder(function.address);
     let mut names: BTreeSet<String> =
         function.rdma.iter().filter_map(|device| all.0.get(device)).flatten().cloned().collect();
     for class in CLASSES {
@@ -80,6 +79,11 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, all: &RdmaNodes) ->
     let layer = function.rdma.iter().find_map(|device| {
         (1..=PORTS_MAX).find_map(|port| below(device, &format!("ports/{port}/link_layer")))
     });
+    // As the SR-IOV network device plugin: entry 0 of the table of partition keys, of the first
+    // port of the first RDMA device.
+    let is_infiniband = layer.as_deref() == Some("InfiniBand");
+    let first = function.rdma.first().filter(|_| is_infiniband);
+    facts.note("pkey", first.and_then(|device| below(device, "ports/1/pkeys/0")));
     facts.note("link_type", layer.as_deref().and_then(link_type));
     facts.note("link_layer", layer);
     facts.note("firmware", function.rdma.iter().find_map(|device| below(device, "fw_ver")));
@@ -111,6 +115,7 @@ fn is_guid(text: &str) -> bool {
 mod tests {
     use super::super::testing::{function, write};
     use super::*;
+    use crate::hardware::pci::folder;
 
     fn adapter() -> PciFunction {
         PciFunction { rdma: vec!["mlx5_0".into()], ..function("0000:1b:00.0") }
@@ -126,7 +131,8 @@ mod tests {
         write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "506b:4b03:003c:eee8\n");
         write(dir.path(), "sys/class/infiniband/mlx5_0/ports/2/link_layer", "InfiniBand\n");
         let root = HostRoot::new(dir.path());
-        let facts = facts(&root, &adapter(), &RdmaNodes::read(&root));
+        let dir = folder(adapter().address);
+        let facts = facts(&root, &dir, &adapter(), &RdmaNodes::read(&root));
         let nodes: Vec<_> =
             facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         let management = [("/dev/infiniband/issm3", false), ("/dev/infiniband/umad3", false)];
@@ -151,10 +157,27 @@ mod tests {
     }
 
     #[test]
+    fn the_first_partition_key_is_that_of_an_infiniband_port() {
+        for (layer, expected) in [("InfiniBand", Some("0x8001")), ("Ethernet", None)] {
+            let dir = tempfile::tempdir().unwrap();
+            let port = format!("{}/infiniband/mlx5_0/ports/1", folder(adapter().address));
+            write(dir.path(), &format!("{port}/link_layer"), layer);
+            write(dir.path(), &format!("{port}/pkeys/0"), "0x8001\n");
+            write(dir.path(), &format!("{port}/pkeys/1"), "0x7fff\n");
+            let root = HostRoot::new(dir.path());
+            let dir = folder(adapter().address);
+            let facts = facts(&root, &dir, &adapter(), &RdmaNodes::default());
+            assert_eq!(facts.attributes.get("pkey"), expected, "{layer}");
+        }
+    }
+
+    #[test]
     fn a_guid_of_zeros_is_none() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "sys/class/infiniband/mlx5_0/node_guid", "0000:0000:0000:0000\n");
-        let facts = facts(&HostRoot::new(dir.path()), &adapter(), &RdmaNodes::default());
+        let root = HostRoot::new(dir.path());
+        let dir = folder(adapter().address);
+        let facts = facts(&root, &dir, &adapter(), &RdmaNodes::default());
         assert_eq!(facts.attributes.get("node_guid"), None);
     }
 }

@@ -192,10 +192,10 @@ impl Draft<'_> {
         if let [_root_port, switch, _, ..] = pci.bridges[..] {
             self.text("switch", switch.to_string());
         }
-        if let Some(pf) = pci.physfn {
+        if let Some(pf) = pci.physfn.filter(|_| pci.is_vf()) {
             self.text("pf", pf.to_string());
         }
-        self.int("vfIndex", pci.vf_index);
+        self.int("vfIndex", pci.vf_index.filter(|_| pci.is_vf()));
         self.int("iommuGroup", self.device.iommu_group());
     }
 

@@ -10,7 +10,7 @@ use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The selectors of the plugin, and ours; all are lists of texts.
-const LISTS: [(&str, &str); 8] = [
+const LISTS: [(&str, &str); 9] = [
     ("vendors", "vendor"),
     ("devices", "device"),
     ("drivers", "driver"),
@@ -18,14 +18,15 @@ const LISTS: [(&str, &str); 8] = [
     ("pfNames", "pf"),
     ("rootDevices", "pf"),
     ("linkTypes", "link_type"),
-    ("acpiIndexes", ACPI_INDEX),
+    ("acpiIndexes", ATTRIBUTES[0]),
+    ("pKeys", ATTRIBUTES[1]),
 ];
-/// The plugin's selectors without an equivalent. Without them a pool would offer too many devices.
-const UNSUPPORTED: [&str; 3] = ["ddpProfiles", "pKeys", "auxTypes"];
-/// The key of `acpiIndexes`, which selects by an attribute.
-const ACPI_INDEX: &str = "acpi_index";
-/// Drivers that give a function to a guest or a user-space program, so that it has no RDMA device.
-/// With any other driver it may have one.
+/// The plugin's selector without an equivalent. Without it a pool would offer too many devices.
+const UNSUPPORTED: &str = "ddpProfiles";
+/// Our keys that select by an attribute.
+const ATTRIBUTES: [&str; 2] = ["acpi_index", "pkey"];
+/// Drivers for guests and for programs in user space. With any other driver a function may have an
+/// RDMA device.
 const PASS_THROUGH_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
 /// A word in the SR-IOV operator's policies that means the default driver of a function.
@@ -128,9 +129,41 @@ fn name_of(pool: &Field<'_>, prefix: &str) -> Result<String, ImportError> {
     Ok(format!("{prefix}/{}", name.text()?))
 }
 
+/// The `deviceType` of a pool; `Auxiliary` means scalable functions.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Net,
+    Accelerator,
+    Auxiliary,
+}
+
+impl Kind {
+    fn of(pool: &Field<'_>) -> Result<Self, ImportError> {
+        let kind = pool.get("deviceType").filter(Field::has_effect);
+        match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
+            "netDevice" => Ok(Kind::Net),
+            "accelerator" => Ok(Kind::Accelerator),
+            "auxNetDevice" => Ok(Kind::Auxiliary),
+            _ => Err(kind.as_ref().unwrap_or(pool).wrong("netDevice, accelerator or auxNetDevice")),
+        }
+    }
+
+    /// Whether a selector has a meaning for pools of this kind. Others stay unread.
+    fn reads(self, key: &str) -> bool {
+        match key {
+            "vendors" | "devices" | "drivers" => true,
+            "pciAddresses" | "acpiIndexes" => self != Kind::Auxiliary,
+            "vdpaType" | "pKeys" | UNSUPPORTED => self == Kind::Net,
+            "auxTypes" => self == Kind::Auxiliary,
+            _ => self != Kind::Accelerator,
+        }
+    }
+}
+
 /// The selection of functions, and the extras that a container gets.
 #[derive(Default)]
 struct Selector<'a> {
+    scalable: bool,
     lists: BTreeMap<&'static str, Vec<String>>,
     places: BTreeMap<&'static str, Field<'a>>,
     rdma: bool,
@@ -145,11 +178,8 @@ fn offer(
     draft: &mut Draft,
 ) -> Result<Result<Table, String>, ImportError> {
     let name = &name_of(pool, prefix)?;
-    let is_accelerator = match is_accelerator(pool)? {
-        Ok(is_accelerator) => is_accelerator,
-        Err(why) => return Ok(Err(why)),
-    };
-    let selectors = match selectors(pool, is_accelerator)? {
+    let kind = Kind::of(pool)?;
+    let selectors = match selectors(pool, kind)? {
         Ok(selectors) => selectors,
         Err(why) => return Ok(Err(why)),
     };
@@ -162,11 +192,11 @@ fn offer(
         ));
     }
     // Any other function may have an RDMA device, and is in the pool with it and without it.
-    let class = match (is_accelerator, selector.rdma) {
-        (true, _) => "accelerator",
-        (false, true) => "rdma",
-        (false, false) if selectors.iter().all(Selector::is_passed_through) => "nic",
-        (false, false) => "network",
+    let class = match (kind, selector.rdma) {
+        (Kind::Accelerator, _) => "accelerator",
+        (_, true) => "rdma",
+        (_, false) if selectors.iter().all(Selector::is_passed_through) => "nic",
+        (_, false) => "network",
     };
     let mut offered = resource(name, class);
     offered.set("contract", text("sriov"));
@@ -196,19 +226,6 @@ fn offer(
     Ok(Ok(offered))
 }
 
-/// Whether the pool has accelerators and no network functions, or why it cannot be expressed here.
-fn is_accelerator(pool: &Field<'_>) -> Result<Result<bool, String>, ImportError> {
-    let kind = pool.get("deviceType").filter(Field::has_effect);
-    match kind.as_ref().map_or(Ok("netDevice"), |kind| kind.text())? {
-        "netDevice" => Ok(Ok(false)),
-        "accelerator" => Ok(Ok(true)),
-        "auxNetDevice" => Ok(Err(
-            "`deviceType` is auxNetDevice, and scalable functions are not offered here".into(),
-        )),
-        _ => Err(kind.as_ref().unwrap_or(pool).wrong("netDevice, accelerator or auxNetDevice")),
-    }
-}
-
 /// The additional information of each PCI address, and of `*` for all of them.
 fn additional_info(info: &Field<'_>, draft: &mut Draft) -> Result<Table, ImportError> {
     let mut by_address = Table::default();
@@ -233,7 +250,7 @@ fn additional_info(info: &Field<'_>, draft: &mut Draft) -> Result<Table, ImportE
 /// The selectors of a pool: a function must match one. Two that differ in one list only are one.
 fn selectors<'a>(
     pool: &Field<'a>,
-    is_accelerator: bool,
+    kind: Kind,
 ) -> Result<Result<Vec<Selector<'a>>, String>, ImportError> {
     // Without selectors the plugin does not start; all functions would be one pool.
     let field = pool
@@ -245,7 +262,7 @@ fn selectors<'a>(
     }
     let mut all: Vec<Selector<'_>> = Vec::new();
     for each in each {
-        let next = match selector(&each, is_accelerator)? {
+        let next = match selector(&each, kind)? {
             Ok(next) => next,
             Err(why) => return Ok(Err(why)),
         };
@@ -303,50 +320,55 @@ impl<'a> Selector<'a> {
 
     /// The same as a table of ours.
     fn table(&self) -> Table {
-        let mut select = Table::default();
+        let (mut select, mut attribute) = (Table::default(), Table::default());
+        if self.scalable {
+            select.set("part", plain(true));
+        }
         for (_, key) in LISTS {
             let Some((list, from)) = self.lists.get(key).zip(self.places.get(key)) else {
                 continue;
             };
-            if key == ACPI_INDEX {
+            if ATTRIBUTES.contains(&key) {
                 let globs: Vec<String> =
                     list.iter().map(|text| glob::Pattern::escape(text)).collect();
-                let mut attribute = Table::default();
                 set_from(&mut attribute, key, texts(&globs), from);
-                set_table(&mut select, "attribute", attribute);
             } else if select.get(key).is_none() {
                 set_from(&mut select, key, texts(list), from);
             }
         }
+        set_table(&mut select, "attribute", attribute);
         select
     }
 }
 
 fn selector<'a>(
     field: &Field<'a>,
-    is_accelerator: bool,
+    kind: Kind,
 ) -> Result<Result<Selector<'a>, String>, ImportError> {
     if !field.is_map() {
         return Err(field.wrong("a selector such as { \"vendors\": [\"15b3\"] }"));
     }
-    // These keys have no meaning for an accelerator, so they stay unread.
-    let of_net = |key: &str| if is_accelerator { None } else { field.get(key) };
-    for key in UNSUPPORTED {
-        if of_net(key).is_some_and(|list| list.has_effect()) {
-            return Ok(Err(format!(
-                "`{}.{key}` has no equivalent, and without it more devices would be offered than \
-                 intended",
-                field.path
-            )));
+    let get = |key: &str| if kind.reads(key) { field.get(key) } else { None };
+    if let Some(list) = get(UNSUPPORTED).filter(Field::has_effect) {
+        return Ok(Err(format!(
+            "`{}` has no equivalent, and without it more devices would be offered than intended",
+            list.path
+        )));
+    }
+    if kind == Kind::Auxiliary {
+        let types = get("auxTypes").map_or(Ok(Vec::new()), |types| types.texts())?;
+        if types.is_empty() || types.iter().any(|kind| kind != "sf") {
+            return Err(field.wrong("`auxTypes` with the only value that the plugin knows, \"sf\""));
         }
     }
-    let truth = |key: &str| of_net(key).map_or(Ok(false), |value| value.truth());
-    let vdpa = of_net("vdpaType").filter(Field::has_effect);
+    let truth = |key: &str| get(key).map_or(Ok(false), |value| value.truth());
+    let vdpa = get("vdpaType").filter(Field::has_effect);
     let vdpa = vdpa.map(|kind| match kind.text()? {
         known @ ("virtio" | "vhost") => Ok(known.to_owned()),
         _ => Err(kind.wrong("`virtio` or `vhost`")),
     });
     let mut selector = Selector {
+        scalable: kind == Kind::Auxiliary,
         rdma: truth("isRdma")?,
         vhost_net: truth("needVhostNet")?,
         vdpa: vdpa.transpose()?,
@@ -356,9 +378,7 @@ fn selector<'a>(
         return Err(field.wrong("one of `isRdma` and `vdpaType`"));
     }
     for (theirs, ours) in LISTS {
-        let is_common = matches!(ours, "vendor" | "device" | "driver" | "address" | ACPI_INDEX);
-        let list = if is_common { field.get(theirs) } else { of_net(theirs) };
-        let Some(list) = list.filter(Field::has_effect) else { continue };
+        let Some(list) = get(theirs).filter(Field::has_effect) else { continue };
         let mut texts = list.texts()?;
         if ours == "pf" {
             // The plugin reads only the first entry for a port.

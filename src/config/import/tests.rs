@@ -79,9 +79,12 @@ fn the_sriov_plugins() {
             "intel.com/mlx_plain",
             "intel.com/qat",
             "intel.com/any",
-            "intel.com/different"
+            "intel.com/partitioned",
+            "intel.com/different",
+            "intel.com/scalable"
         ]
     );
+    assert_eq!(pools.resources[7].select.part, Some(true));
     assert!(!pools.resources[0].topology && pools.resources[1].topology);
 }
 

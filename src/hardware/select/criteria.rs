@@ -4,7 +4,7 @@ use crate::domain::{
     Device, DeviceClass, INTEGRATED_KEY, PciAddress, PciFunction, Pf, ResourceName, ResourceSpec,
     Select,
 };
-use crate::hardware::{nvidia, profiles};
+use crate::hardware::{nvidia, profiles, sf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -21,11 +21,16 @@ pub(super) fn is_usable(device: &Device) -> bool {
     device.attribute("parts").is_none() && !(by_nodes && device.nodes.is_empty())
 }
 
-/// Mediated devices are for guests: a resource gets them only if it names their type, UUID or id.
-pub(super) fn selects_mdev(select: &Select, device: &Device) -> bool {
-    let is_named =
-        !select.mdev_type.is_empty() || !select.uuid.is_empty() || select.id.contains(&device.id);
-    device.attribute("part") != Some("mdev") || is_named
+/// Some parts are in a resource only if it asks for them by id or by another key. Mediated devices
+/// are for guests: their type or UUID is such a key. A scalable function is selected by the ids of
+/// the function that it is on, so a resource for that function must not get it: `part` is its key.
+pub(super) fn selects_part(select: &Select, device: &Device) -> bool {
+    let is_asked = match device.attribute("part") {
+        Some("mdev") => !select.mdev_type.is_empty() || !select.uuid.is_empty(),
+        Some(sf::KIND) => select.part == Some(true),
+        _ => true,
+    };
+    is_asked || select.id.contains(&device.id)
 }
 
 /// The vendor of a device. The GPU of a Tegra system counts as one of NVIDIA's driver, so that a
@@ -73,7 +78,7 @@ impl<'a> Host<'a> {
             _ => spec.takes(device.class) && is_usable(device),
         };
         let is_selected =
-            |select: &Select| selects_mdev(select, device) && self.matches(select, device);
+            |select: &Select| selects_part(select, device) && self.matches(select, device);
         of_class && spec.selections().any(is_selected) && !self.excludes(spec, device)
     }
 
@@ -129,7 +134,7 @@ impl<'a> Host<'a> {
             })
     }
 
-    /// Whether it is one of the virtual functions that `pf` selects.
+    /// Whether it is one of the virtual or scalable functions that `pf` selects.
     fn is_vf_of(&self, select: &Select, function: &PciFunction) -> bool {
         let Some(address) = function.physfn else { return false };
         let interfaces = self

@@ -5,7 +5,7 @@ use crate::domain::{
     ContractKind, Device, DeviceClass, Object, Objects, ResourceName, ResourceSpec, Sharing,
 };
 use crate::hardware::profiles;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The resource of each selected device, by the device's key.
@@ -206,8 +206,8 @@ fn common(objects: &[Object], other: &Device) -> String {
     }
 }
 
-/// Withholds physical functions whose hardware is offered through virtual functions: offering both
-/// would grant the same hardware twice.
+/// Withholds physical functions whose hardware is offered through virtual or scalable functions:
+/// offering both would grant the same hardware twice.
 ///
 /// If a CNI plugin would move its interface into a pod, a function with virtual functions is
 /// withheld even if no resource offers these.
@@ -218,17 +218,24 @@ pub(super) fn withhold_shared_parents(
     chosen: &mut Chosen<'_>,
     warnings: &mut Vec<String>,
 ) {
-    let vfs = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
-    let parents: BTreeSet<_> = vfs.filter_map(|device| device.pci.as_ref()?.physfn).collect();
+    let offered = devices.iter().filter(|device| chosen.contains_key(device.key.as_str()));
+    let functions = offered.filter_map(|device| device.pci.as_ref());
+    let parents: BTreeMap<_, _> =
+        functions.filter_map(|function| Some((function.physfn?, function.is_scalable()))).collect();
     for device in devices {
         let (Some(function), Some(spec)) = (&device.pci, chosen.get(device.key.as_str())) else {
             continue;
         };
-        if is_named_by(spec, device) || matches!(spec.sharing, Sharing::Pool(_)) {
+        let is_pool = matches!(spec.sharing, Sharing::Pool(_));
+        if function.is_scalable() || is_named_by(spec, device) || is_pool {
             continue;
         }
-        let why = if parents.contains(&function.address) {
-            "its virtual functions are offered"
+        let why = if let Some(is_scalable) = parents.get(&function.address) {
+            if *is_scalable {
+                "its scalable functions are offered; to offer it anyway, select it by address or id"
+            } else {
+                "its virtual functions are offered"
+            }
         } else if moves_interfaces(spec) && !function.virtfns.is_empty() {
             "it has virtual functions; to offer it anyway, select it by address or id"
         } else {

@@ -1,7 +1,7 @@
 //! Near misses: devices that one criterion keeps out of a resource. They explain why a resource has
 //! no device.
 
-use super::criteria::{Host, driver, is_usable, is_vf, selects_mdev, vendor};
+use super::criteria::{Host, driver, is_usable, is_vf, selects_part, vendor};
 use super::exclusion::exclusion;
 use crate::domain::{
     Device, DeviceClass, DeviceId, Pf, PfSelect, ResourceName, ResourceSpec, SELECTABLE, Select,
@@ -260,7 +260,7 @@ fn near_miss(
     let is_excluded = spec.exclude.as_ref().is_some_and(|exclude| host.matches(exclude, device));
     let is_selected = spec.selections().any(|select| host.matches(select, device));
     let has_driver = device.pci.as_ref().is_none_or(|function| function.driver.is_some());
-    let is_meant = spec.selections().any(|select| selects_mdev(select, device));
+    let is_meant = spec.selections().any(|select| selects_part(select, device));
     match (is_selected, is_excluded, is_usable(device) && is_meant) {
         (true, false, true) => match taken.filter(|other| **other != spec.name) {
             Some(other) => {
@@ -299,7 +299,7 @@ fn the_one(
         let is_usable = is_usable(device) || criterion.key == "driver" && !has_driver;
         let is_the_one = !wanted.is_empty()
             && is_usable
-            && selects_mdev(&rest, device)
+            && selects_part(&rest, device)
             && host.matches(&rest, device);
         is_the_one.then_some((criterion, wanted))
     })
