@@ -128,6 +128,10 @@ pub struct Device {
     /// | `mdev_type`, `mdev_type_name` | mediated device | type: `nvidia-754`, `NVIDIA A2-4Q` |
     /// | `unique_id` | AMD | identity of the GPU |
     /// | `compute_partition`, `memory_partition` | AMD | modes of the GPU: `cpx`, `nps4` |
+    /// | `compute_partitions`, `memory_partitions` | AMD | modes that the GPU can have |
+    /// | `vram_mib`, `simd_count`, `cu_count` | AMD | memory; vector units and compute units |
+    /// | `gfx_version` | AMD | version of the graphics engine, as in KFD's topology: `90402` |
+    /// | `driver_version`, `driver_source` | AMD | `version` and `srcversion` of the module |
     /// | `module_id` | Gaudi | number of the module on its board |
     /// | `acpi_index` | network, RDMA, accelerator | number that the firmware gives the function |
     /// | `partition`, `render_minor` | AMD partition | its number on the GPU; of its render node |
@@ -135,14 +139,14 @@ pub struct Device {
     /// | `afu_id`, `interface_id` | Intel FPGA port | accelerator function; region's interface |
     /// | `fme_node` | Intel FPGA port | management node |
     /// | `hive` | GPU with NVLink or XGMI | see [`topology::hives`](super::topology::hives) |
+    /// | `auxiliary` | scalable function | its name on the auxiliary bus: `mlx5_core.sf.4` |
     /// | `mgmt` | Alveo user function | address of the card's management function |
     /// | `node_guid`, `sys_image_guid` | RDMA | GUIDs |
+    /// | `pkey` | InfiniBand | the first partition key of its first port: `0x8001` |
     /// | `link_layer` | RDMA | `InfiniBand` or `Ethernet` |
     /// | `link_type` | network, RDMA | `ether` or `infiniband` |
-    /// | `auxiliary` | scalable function | its name on the auxiliary bus: `mlx5_core.sf.4` |
     /// | `serial`, `model`, `firmware`, `state` | NVMe, some of others | as the device reports |
     /// | `subsystem_nqn` | NVMe | of the controller |
-    /// | `pkey` | InfiniBand | the first partition key of its first port: `0x8001` |
     /// | `nsid`, `wwid` | NVMe | of its only namespace, or of this one |
     /// | `in_use` | disk | how the host uses the disk |
     /// | `second_path` | NVMe | id of the disk, if another controller reaches it and has its name |

@@ -46,6 +46,11 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts
         // Linux `amdgpu_xgmi.c`; 0 means no hive.
         let hive = root.read(&format!("{}/xgmi_hive_info/xgmi_hive_id", folder(function.address)));
         facts.note("hive", hive.filter(|id| id != "0").map(|id| format!("xgmi:{id}")));
+        // The in-tree driver has the version of the kernel, and states none.
+        for (name, file) in [("driver_version", "version"), ("driver_source", "srcversion")] {
+            let at = format!("{}/driver/module/{file}", folder(function.address));
+            facts.note(name, root.read(&at));
+        }
         kfd::cut(root, function, kfd, &mut facts);
     }
     facts

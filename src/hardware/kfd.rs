@@ -31,9 +31,28 @@ struct Node {
     unique_id: u64,
     domain: u32,
     location_id: u32,
+    /// Vector units, and those of one compute unit; 0 if the kernel does not state them.
+    simds: u32,
+    simds_per_cu: u32,
+    /// The version of the graphics engine: 90402 is 9.4.2.
+    gfx: u32,
 }
 
 impl Node {
+    /// What describes the GPU, or the partition.
+    fn describe(&self, root: &HostRoot, facts: &mut Facts) {
+        let known = |number: u32| (number != 0).then_some(number);
+        let bank = root.read(&format!("{NODES}/{}/mem_banks/0/properties", self.number));
+        let size = bank.as_deref().and_then(|text| properties(text).get("size_in_bytes").copied());
+        facts.note(
+            "vram_mib",
+            size.and_then(|size| size.parse::<u64>().ok()).map(|size| size >> 20),
+        );
+        facts.note("simd_count", known(self.simds));
+        facts.note("cu_count", self.simds.checked_div(self.simds_per_cu));
+        facts.note("gfx_version", known(self.gfx));
+    }
+
     /// PCI domain, and bus and device of `location_id`; `None` where the kernel does not report it.
     fn slot(&self) -> Option<(u32, u32)> {
         (self.location_id != 0).then_some((self.domain, self.location_id & 0xffff & !7))
@@ -65,10 +84,15 @@ impl Kfd {
         Kfd { nodes, renders: scan.functions.values().flat_map(of).collect() }
     }
 
+    /// The node of a function by its render node: a whole GPU, or its first partition.
+    fn node_of(&self, function: &PciFunction) -> Option<&Node> {
+        let own = |node: &&Node| function.drm.contains(&format!("renderD{}", node.render_minor));
+        self.nodes.iter().find(own)
+    }
+
     /// The partitions of a GPU, by number; empty for a GPU that is not partitioned.
     fn partitions(&self, function: &PciFunction) -> Vec<(u32, &Node)> {
-        let own = |node: &&Node| function.drm.contains(&format!("renderD{}", node.render_minor));
-        let Some(first) = self.nodes.iter().find(own) else { return Vec::new() };
+        let Some(first) = self.node_of(function) else { return Vec::new() };
         // A virtual function in the same slot is a GPU of its own.
         let is_others = |node: &Node| {
             self.renders.get(&node.render_minor).is_some_and(|owner| *owner != function.address)
@@ -96,12 +120,17 @@ impl Kfd {
     }
 }
 
+/// The properties of a node, or of its memory: name and value in each line.
+fn properties(text: &str) -> BTreeMap<&str, &str> {
+    let lines = text.lines().filter_map(|line| line.trim().split_once(' '));
+    lines.map(|(name, value)| (name, value.trim())).collect()
+}
+
 fn node(root: &HostRoot, name: &str) -> Option<Node> {
     let number = name.parse().ok()?;
     let text = root.read(&format!("{NODES}/{name}/properties"))?;
-    let properties: BTreeMap<&str, &str> =
-        text.lines().filter_map(|line| line.trim().split_once(' ')).collect();
-    let of = |key: &str| properties.get(key).and_then(|value| value.trim().parse::<u64>().ok());
+    let properties = properties(&text);
+    let of = |key: &str| properties.get(key).and_then(|value| value.parse::<u64>().ok());
     // A node without vector units is a processor.
     of("simd_count").filter(|count| *count > 0)?;
     let narrow = |key: &str| of(key).and_then(|value| u32::try_from(value).ok());
@@ -109,7 +138,10 @@ fn node(root: &HostRoot, name: &str) -> Option<Node> {
     let (unique_id, domain, location_id) =
         (of("unique_id"), narrow("domain"), narrow("location_id"));
     let [domain, location_id] = [domain, location_id].map(Option::unwrap_or_default);
-    Some(Node { number, render_minor, unique_id: unique_id.unwrap_or(0), domain, location_id })
+    let [simds, simds_per_cu, gfx] = ["simd_count", "simd_per_cu", "gfx_target_version"]
+        .map(|key| narrow(key).unwrap_or_default());
+    let unique_id = unique_id.unwrap_or(0);
+    Some(Node { number, render_minor, unique_id, domain, location_id, simds, simds_per_cu, gfx })
 }
 
 /// Cuts a GPU into its partitions. The first uses the nodes of the GPU's own function. The others
@@ -122,8 +154,14 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
     // A GPU that is not cut has modes too: `spx`, `nps1`.
     facts.note("compute_partition", mode("current_compute_partition"));
     facts.note("memory_partition", mode("current_memory_partition"));
+    // The modes that the GPU can have.
+    facts.note("compute_partitions", mode("available_compute_partition"));
+    facts.note("memory_partitions", mode("available_memory_partition"));
     let partitions = kfd.partitions(function);
     if partitions.is_empty() {
+        if let Some(node) = kfd.node_of(function) {
+            node.describe(root, facts);
+        }
         return;
     }
     let xcps: Vec<(String, Vec<String>)> = root
@@ -150,6 +188,7 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
         part.note("render_minor", Some(node.render_minor));
         part.note("kfd_node", Some(node.number));
         part.note("xcp", xcp.map(|(name, _)| name));
+        node.describe(root, &mut part);
         Part { name: format!("partition{number}"), facts: part }
     };
     let parts = partitions.into_iter().map(part).collect();
@@ -169,6 +208,35 @@ mod tests {
             );
             write(dir.path(), &format!("{NODES}/{number}/properties"), &text);
         }
+    }
+
+    #[test]
+    fn a_gpu_and_a_partition_are_described_by_their_nodes() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = |location: u32, minor: u32, gfx: u32| {
+            format!(
+                "simd_count 304\nsimd_per_cu 4\ndrm_render_minor {minor}\nunique_id 7\n\
+                 location_id {location}\ngfx_target_version {gfx}\n"
+            )
+        };
+        let at = |number: u32, file: &str| format!("{NODES}/{number}/{file}");
+        write(dir.path(), &at(1, "properties"), &text(0xa00, 128, 90402));
+        let bank = "heap_type 1\nsize_in_bytes 206141652992\n";
+        write(dir.path(), &at(1, "mem_banks/0/properties"), bank);
+        let describes = |of: &Facts| {
+            let names = ["vram_mib", "simd_count", "cu_count", "gfx_version"];
+            names.map(|name| of.attributes.get(name).unwrap_or_default().to_owned())
+        };
+        assert_eq!(describes(&cut_gpu(&dir)), ["196592", "304", "76", "90402"]);
+        // Not everything is stated of the second partition.
+        write(
+            dir.path(),
+            &at(2, "properties"),
+            &text(0xa01, 129, 0).replace("simd_per_cu 4", "a 0"),
+        );
+        let parts = cut_gpu(&dir).parts;
+        assert_eq!(describes(&parts[0].facts), ["196592", "304", "76", "90402"]);
+        assert_eq!(describes(&parts[1].facts), ["", "304", "", ""]);
     }
 
     fn cut_gpu(dir: &tempfile::TempDir) -> Facts {

@@ -12,6 +12,7 @@
 //! Until then those of the former file stay, if a checksum in it shows that the driver's files are
 //! the same. So a restart removes no label.
 
+use super::amd_labels::amd_labels;
 use super::gpu_labels::{GpuOffers, Labels, gpu_labels};
 use super::label_value::{LENGTH_MAX, is_valid};
 use crate::domain::{Device, DeviceId, Inventory, NvidiaNode, Offering};
@@ -82,6 +83,9 @@ pub fn features(inventory: &Inventory, gpus: Option<&GpuPart>) -> String {
         for (name, value) in labels {
             text.extend([name, "=", value, "\n"]);
         }
+    }
+    for (name, value) in amd_labels(inventory) {
+        text.extend([name.as_str(), "=", &value, "\n"]);
     }
     for (resource, offering) in &inventory.resources {
         for (what, value) in of_resource(offering) {

@@ -1,6 +1,7 @@
 //! Telemetry: logs, the table of metrics, their counters, the HTTP server that serves them, and the
 //! node's labels.
 
+pub mod amd_labels;
 mod connections;
 pub mod exposition;
 pub mod gpu_labels;
