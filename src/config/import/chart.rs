@@ -131,6 +131,9 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
         Peer::Gke => false,
         Peer::IntelGpu => doc.value("sharedDevNum").is_some(),
         Peer::Kubevirt => doc.value("permittedHostDevices").is_some(),
+        Peer::Amd => doc.value("resource_naming_strategy").is_some(),
+        // Akri's chart makes the object from other values.
+        Peer::Akri => false,
     }
 }
 

@@ -1,6 +1,6 @@
 //! squat's generic-device-plugin: the YAML of `--config` and of `--device`, as its code parses it.
 
-mod glob;
+pub(super) mod glob;
 mod group;
 mod usb;
 

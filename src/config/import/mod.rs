@@ -11,6 +11,8 @@
 //! its line. Each part of the source that was not read causes a warning automatically. The result
 //! has passed our own validation.
 
+mod akri;
+mod amd;
 mod candidates;
 mod cdi;
 mod chart;
@@ -117,6 +119,8 @@ pub fn import(
         Peer::Gke => gke::read(&source, &mut draft),
         Peer::IntelGpu => intel_gpu::read(&source, &mut draft),
         Peer::Kubevirt => kubevirt::read(&source, &mut draft),
+        Peer::Amd => amd::read(&source, &mut draft),
+        Peer::Akri => akri::read(&source, &mut draft),
     };
     // Those of virt-handler are not about devices.
     if peer != Peer::Kubevirt {

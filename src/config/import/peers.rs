@@ -22,6 +22,10 @@ pub enum Peer {
     IntelGpu,
     /// KubeVirt's host devices: `permittedHostDevices` of its object.
     Kubevirt,
+    /// AMD's GPU plugin: its flags, or a DeviceConfig object.
+    Amd,
+    /// Akri's rules for udev: a Configuration object.
+    Akri,
 }
 
 /// The marks of a plugin's container and of its file.
@@ -64,6 +68,24 @@ const KUBEVIRT: Facts = Facts {
     file: (&[], ""),
     keys: &["permittedHostDevices", "pciHostDevices", "mediatedDevices", "usb"],
     objects: &[("KubeVirt", &["spec", "configuration"]), ("HyperConverged", &["spec"])],
+};
+
+const AMD: Facts = Facts {
+    image: "rocm/k8s-device-plugin",
+    program: "k8s-device-plugin",
+    booleans: &["logtostderr", "alsologtostderr"],
+    file: (&[], ""),
+    keys: &["resource_naming_strategy"],
+    objects: &[("DeviceConfig", &["spec", "devicePlugin", "devicePluginArguments"])],
+};
+
+const AKRI: Facts = Facts {
+    image: "akri/agent",
+    program: "agent",
+    booleans: &[],
+    file: (&[], ""),
+    keys: &["spec"],
+    objects: &[("Configuration", &[])],
 };
 
 pub(super) fn facts(peer: Peer) -> Facts {
@@ -136,5 +158,7 @@ pub(super) fn facts(peer: Peer) -> Facts {
         },
         Peer::IntelGpu => INTEL_GPU,
         Peer::Kubevirt => KUBEVIRT,
+        Peer::Amd => AMD,
+        Peer::Akri => AKRI,
     }
 }

@@ -4,15 +4,24 @@
 
 use super::tests::take_lookups;
 use super::{
-    Imported, Peer, generic, gke, import, intel_gpu, kubevirt, nvidia, rdma_shared, smarter, sriov,
+    Imported, Peer, akri, amd, generic, gke, import, intel_gpu, kubevirt, nvidia, rdma_shared,
+    smarter, sriov,
 };
 use std::collections::BTreeSet;
 
 const PAGE: &str = include_str!("../../../docs/importers.md");
 
 /// Keys that are looked up in every file, before its kind is known.
-const OF_ANY_FILE: [&str; 7] =
-    ["kind", "config", "config.map", "device", "groups", "SelectorObj", "SelectorObjs"];
+const OF_ANY_FILE: [&str; 8] = [
+    "kind",
+    "apiVersion",
+    "config",
+    "config.map",
+    "device",
+    "groups",
+    "SelectorObj",
+    "SelectorObjs",
+];
 
 #[derive(Debug)]
 struct Row<'a> {
@@ -74,7 +83,8 @@ fn plain(path: &str) -> String {
 }
 
 /// Warnings that docs/importers.md lists for every file of a plugin.
-const OF_EVERY_FILE: [&str; 2] = ["device ids change", "no domain is given"];
+const OF_EVERY_FILE: [&str; 3] =
+    ["device ids change", "no domain is given", "pods that request `akri.sh/"];
 
 fn check_table(peer: Peer, name: &str, keys: &[&str]) {
     let rows = rows(name);
@@ -181,6 +191,16 @@ fn the_table_of_gkes_plugin_is_complete_and_correct() {
 #[test]
 fn the_table_of_kubevirts_host_devices_is_complete_and_correct() {
     check_table(Peer::Kubevirt, "kubevirt", kubevirt::KEYS);
+}
+
+#[test]
+fn the_table_of_amds_gpu_plugin_is_complete_and_correct() {
+    check_table(Peer::Amd, "amd", &amd::KEYS);
+}
+
+#[test]
+fn the_table_of_akris_rules_is_complete_and_correct() {
+    check_table(Peer::Akri, "akri", akri::KEYS);
 }
 
 #[test]

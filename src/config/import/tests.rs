@@ -156,6 +156,53 @@ fn intels_gpus() {
 }
 
 #[test]
+fn amds_gpus() {
+    let gpus = config(&of(Peer::Amd, "amd-daemonset", None).toml).resources;
+    let names: Vec<&str> = gpus.iter().map(|spec| spec.name.as_str()).collect();
+    assert_eq!((names[0], *names.last().unwrap()), ("amd.com/spx_nps1", "amd.com/gpu"));
+    assert_eq!(gpus[0].select.attribute["compute_partition"], ["spx"]);
+    let object = "kind: DeviceConfig\nspec: { devicePlugin: { devicePluginArguments: \
+                  { resource_naming_strategy: single } } }\n";
+    let imported = config(&import(Peer::Amd, object, None, None).unwrap().toml).resources;
+    assert_eq!((imported.len(), imported[0].select.uniform), (1, true));
+    let unknown = "kind: DaemonSet\nspec: { template: { spec: { containers: [{ image: \
+                   rocm/k8s-device-plugin, env: [{ name: S, valueFrom: {} }], \
+                   args: [-resource_naming_strategy=$(S)] }] } } }\n";
+    let error = import(Peer::Amd, unknown, None, None).unwrap_err().to_string();
+    assert!(error.contains("has no value in the manifest"), "{error}");
+}
+
+#[test]
+fn akris_rules() {
+    let imported = of(Peer::Akri, "akri-configuration", None);
+    let cameras = config(&imported.toml).resources.remove(0);
+    assert_eq!(cameras.name.as_str(), "akri.sh/akri-udev-video");
+    assert_eq!(cameras.sharing, Sharing::Replicas(5));
+    let paths: Vec<_> = cameras.paths.iter().map(|path| path.host.beginning()).collect();
+    assert_eq!(paths, ["/dev/video", "/dev/snd/", "/dev/tty"]);
+    assert_eq!(cameras.paths[0].permissions, "rw");
+    let key = "ATTRS{serial}".to_owned();
+    assert!(cameras.paths[2].udev.contains(&(key, "A5*".into())), "{:?}", cameras.paths[2].udev);
+    assert!(!cameras.env.contains_key("PATTERN"), "its braces would be a placeholder");
+    for (details, error) in [
+        ("udevRules: ['KERNEL==\"a\"'], groupRecursive: true", "makes one device of the nodes"),
+        ("udevRules: []", "no rule of it has an equivalent"),
+        ("permissions: x, udevRules: ['KERNEL==\"a\"']", "where `r`, `w`, `m`"),
+    ] {
+        let source = format!(
+            "kind: Configuration\nmetadata: {{ name: a }}\nspec:\n  discoveryHandler:\n    \
+             name: udev\n    discoveryDetails: |\n      {{ {details} }}\n"
+        );
+        let warnings = import(Peer::Akri, &source, None, None).unwrap_err().warnings.join("\n");
+        assert!(warnings.contains(error), "{warnings}");
+    }
+    let onvif = "kind: Configuration\nmetadata: { name: a }\nspec: { discoveryHandler: { name: \
+                 onvif, discoveryDetails: '' } }\n";
+    let error = import(Peer::Akri, onvif, None, None).unwrap_err().to_string();
+    assert!(error.contains("only the devices of `udev`"), "{error}");
+}
+
+#[test]
 fn kubevirts_host_devices() {
     let devices = config(&of(Peer::Kubevirt, "kubevirt-devices", None).toml);
     let names: Vec<&str> = devices.resources.iter().map(|spec| spec.name.as_str()).collect();
@@ -475,7 +522,7 @@ fn document() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-const PEERS: [Peer; 8] = [
+const PEERS: [Peer; 10] = [
     Peer::Nvidia,
     Peer::Sriov,
     Peer::RdmaShared,
@@ -484,6 +531,8 @@ const PEERS: [Peer; 8] = [
     Peer::Gke,
     Peer::IntelGpu,
     Peer::Kubevirt,
+    Peer::Amd,
+    Peer::Akri,
 ];
 
 /// Checks that the result is a reason in one line or a valid file.
@@ -529,6 +578,8 @@ fn a_damaged_source_gives_a_reason_or_a_valid_file() {
         (Peer::Gke, "gke-shared"),
         (Peer::IntelGpu, "intel-gpu-daemonset"),
         (Peer::Kubevirt, "kubevirt-devices"),
+        (Peer::Amd, "amd-daemonset"),
+        (Peer::Akri, "akri-configuration"),
     ];
     let sources = sources.map(|(peer, name)| {
         (peer, std::fs::read_to_string(golden(&format!("{name}.source"))).unwrap())

@@ -5,7 +5,7 @@ pub(super) fn is_glob(path: &str) -> bool {
 }
 
 /// A pattern of Go's path.Match in our syntax, or the reason why that is impossible.
-pub(super) fn glob(pattern: &str) -> Result<String, &'static str> {
+pub(in crate::config::import) fn glob(pattern: &str) -> Result<String, &'static str> {
     let mut ours = String::with_capacity(pattern.len());
     let mut rest = pattern;
     while let Some(next) = rest.chars().next() {

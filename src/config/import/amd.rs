@@ -1,0 +1,101 @@
+//! AMD's GPU plugin (ROCm/k8s-device-plugin: `cmd/k8s-device-plugin/main.go`): the flags of its
+//! container, or the same in a DeviceConfig object of AMD's GPU operator.
+
+use super::super::tree::{Is, Table};
+use super::draft::{Draft, Offer};
+use super::error::ImportError;
+use super::field::{Decoder, Field};
+use super::source::Source;
+use super::values::{plain, resource, set_table, text, texts};
+
+/// Every key that is read; flags have the same names.
+pub(super) const KEYS: [&str; 2] = [STRATEGY, PULSE];
+const STRATEGY: &str = "resource_naming_strategy";
+const PULSE: &str = "pulse";
+
+/// Modes of partitioned GPUs: the combinations of the MI300 series. Linux `amdgpu_gfx.h` and
+/// `amdgpu_gmc.h` have the names.
+const MODES: [(&str, &str); 6] = [
+    ("spx", "nps1"),
+    ("dpx", "nps1"),
+    ("dpx", "nps2"),
+    ("qpx", "nps1"),
+    ("cpx", "nps1"),
+    ("cpx", "nps4"),
+];
+
+pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
+    let root = source.file.as_ref().map(|file| Field::root(file, Decoder::Yaml));
+    if let Some(root) = root.as_ref().filter(|root| !root.is_map()) {
+        return Err(root.wrong("the settings of AMD's GPU plugin, a mapping,"));
+    }
+    let get = |key: &str| {
+        let by_flag = source.flags.last(&[key], "").map(|flag| flag.field(Decoder::JsonOfYaml));
+        by_flag.or_else(|| root.as_ref()?.get(key)).filter(Field::has_effect)
+    };
+    if let Some(elsewhere) = source.flags.elsewhere.iter().find(|of| of.name == STRATEGY) {
+        return Err(ImportError::new(format!(
+            "`--{STRATEGY}` at {} has no value in the manifest, and without it the names of the \
+             resources are not known",
+            elsewhere.place
+        )));
+    }
+    let is_mixed = get(STRATEGY).map_or(Ok(false), |strategy| match strategy.text()? {
+        "single" => Ok(false),
+        "mixed" => Ok(true),
+        _ => Err(strategy.wrong("`single` or `mixed`")),
+    });
+    let is_mixed = match is_mixed {
+        Ok(is_mixed) => is_mixed,
+        Err(error) => {
+            draft.wrong("each resource", &error);
+            return Ok(());
+        }
+    };
+    let place = root.as_ref().map_or_else(|| "the container".to_owned(), Field::place);
+    let mut offer = |table: Table| draft.offers.push(Offer { table, place: place.clone() });
+    if is_mixed {
+        MODES.into_iter().for_each(|modes| offer(gpus(Some(modes))));
+    }
+    // Under `mixed` these are the GPUs without modes: the first resource that selects a GPU has it.
+    offer(gpus(None));
+    if is_mixed {
+        draft.warn(
+            "the resources of modes that the node's GPUs never have stay empty; leave them out. \
+             GPUs without modes are `amd.com/gpu`, as with the plugin",
+        );
+    }
+    if let Some(pulse) = get(PULSE) {
+        // Health is always watched.
+        draft.setting(Some(pulse), |pulse| pulse.number());
+    }
+    draft.warn("device ids change: drain the node first");
+    if let Some(root) = &root {
+        draft.unknown(root, &KEYS);
+    }
+    Ok(())
+}
+
+/// The GPUs with these modes, or all GPUs of one kind.
+fn gpus(modes: Option<(&str, &str)>) -> Table {
+    let name = modes.map_or_else(
+        || "amd.com/gpu".to_owned(),
+        |(compute, memory)| format!("amd.com/{compute}_{memory}"),
+    );
+    let mut gpus = resource(&name, "gpu");
+    gpus.set("contract", text("amd"));
+    let mut select = Table::default();
+    select.set("vendor", texts(&["1002"]));
+    select.set("driver", texts(&["amdgpu"]));
+    match modes {
+        None => select.set("uniform", plain(true)),
+        Some((compute, memory)) => {
+            let mut attribute = Table::default();
+            attribute.set("compute_partition", texts(&[compute]));
+            attribute.set("memory_partition", texts(&[memory]));
+            select.set("attribute", Is::Table(attribute));
+        }
+    }
+    set_table(&mut gpus, "select", select);
+    gpus
+}
