@@ -4,7 +4,7 @@ use crate::api::{ALL_PODS, Api, CLAIMS, NODES, PODS, SLICES};
 use crate::node::{self, NODE, Node};
 use crate::objects::text_of;
 use crate::plane::Plane;
-use crate::{SOON, pki, sandbox, wait_for};
+use crate::{SOON, pki, sandbox, say, wait_for};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
@@ -54,6 +54,18 @@ impl Cluster {
         cluster.api.apply(CLASSES);
         cluster.api.apply(VENDOR_CLASSES);
         cluster
+    }
+
+    /// Whether a feature gate of Kubernetes is off. That is printed, and the test is skipped. A gate
+    /// that the API server does not know any more is on.
+    pub(crate) fn lacks(&self, gate: &str) -> bool {
+        let name = format!("kubernetes_feature_enabled{{name=\"{gate}\",");
+        let metrics = self.api.text("/metrics");
+        let is_off = metrics.lines().any(|line| line.starts_with(&name) && line.ends_with(" 0"));
+        if is_off {
+            say(format_args!("SKIPPED: the feature gate `{gate}` of Kubernetes is off"));
+        }
+        is_off
     }
 
     /// Restarts the API server, and waits until it is ready.

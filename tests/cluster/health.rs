@@ -36,6 +36,9 @@ fn id_of(daemon: &Daemon, claim: &str) -> String {
 }
 
 pub(crate) fn taints(cluster: &mut Cluster) {
+    if cluster.lacks("DRADeviceTaints") || cluster.lacks("ResourceHealthStatus") {
+        return;
+    }
     let daemon = Daemon::start(cluster);
     cluster.create_holder("cordoned", &[0], LISTS);
     let holder = cluster.running("cordoned");
@@ -70,6 +73,9 @@ pub(crate) fn taints(cluster: &mut Cluster) {
 }
 
 pub(crate) fn eviction(cluster: &mut Cluster) {
+    if cluster.lacks("DRADeviceTaints") {
+        return;
+    }
     let daemon = Daemon::start(cluster);
     let help = daemon.verb(&["device", "cordon", "--help"]).stdout;
     if !String::from_utf8_lossy(&help).contains("--evict") {

@@ -101,6 +101,9 @@ fn follows(cluster: &mut Cluster, ends: &str, runs: &str) {
 }
 
 pub(crate) fn a_whole_or_its_parts_run(cluster: &mut Cluster) {
+    if cluster.lacks("DRAPartitionableDevices") {
+        return;
+    }
     let root = hardware::made(cluster);
     let credentials = kubeconfig(&cluster.dir, "kubelet");
     let resources = resources(&cluster.dir);
