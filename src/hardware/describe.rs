@@ -157,7 +157,15 @@ impl<'a> Describer<'a> {
             devices.push(device(id, Some(&name), facts));
         }
         let scalable = function.sfs.iter().map(|name| self.scalable(function, name, &devices[0]));
-        devices.extend(scalable.collect::<Vec<_>>());
+        let scalable: Vec<Device> = scalable.collect();
+        // Who moves the function into a pod takes the uplink of these.
+        let mut ways = scalable.iter().filter_map(|device| device.attribute("default_route"));
+        if let Some(way) = ways.next()
+            && devices[0].attribute("default_route").is_none()
+        {
+            devices[0].attributes.insert("default_route", way);
+        }
+        devices.extend(scalable);
         devices
     }
 

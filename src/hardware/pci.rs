@@ -298,6 +298,13 @@ fn bridges(target: &str, address: PciAddress) -> Vec<PciAddress> {
     target.split('/').filter_map(PciAddress::of_name).filter(|bridge| *bridge != address).collect()
 }
 
+/// The function that a class device with this path belongs to. That is the last address: behind VMD
+/// the path has two domains. What is below a scalable function belongs to that one alone.
+pub(super) fn nearest(path: &str) -> Option<PciAddress> {
+    let mut names = path.rsplit('/').take_while(|name| !is_scalable_name(name));
+    names.find_map(PciAddress::of_name)
+}
+
 /// The class devices by the function above them, for those that are not direct children of it. The
 /// interface of a virtio function is below `virtio0/`, and a capture may have `class/` only.
 struct ClassChildren(BTreeMap<PciAddress, Vec<(&'static str, String)>>);
@@ -311,15 +318,7 @@ impl ClassChildren {
                 let target = root
                     .link_target(&entry)
                     .or_else(|| root.link_target(&format!("{entry}/device")));
-                // The nearest function is the last address: behind VMD the path has two domains.
-                // What is below a scalable function belongs to that one alone.
-                let mut path = target.as_deref().unwrap_or_default().rsplit('/');
-                let above = path
-                    .find_map(|name| match PciAddress::of_name(name) {
-                        None if is_scalable_name(name) => Some(None),
-                        address => address.map(Some),
-                    })
-                    .flatten();
+                let above = nearest(target.as_deref().unwrap_or_default());
                 if let Some(address) = above.filter(|_| is_child_name(class, &name)) {
                     children.entry(address).or_default().push((class, name));
                 }

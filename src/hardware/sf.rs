@@ -204,6 +204,33 @@ mod tests {
     }
 
     #[test]
+    fn one_with_the_hosts_route_and_its_pci_function_are_withheld_unless_they_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        tree(dir.path());
+        write(
+            dir.path(),
+            "proc/1/net/route",
+            "Iface\tDestination\tGateway\nenp3s0f0s88\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\n",
+        );
+        let of = |select: Select| found(dir.path(), vec![network("a.com/x", select)]);
+        let whole = of(Select { vendor: vec![0x15b3], ..Select::default() });
+        assert_eq!(ids(&whole), [Vec::<&str>::new()]);
+        assert_eq!(
+            whole.selection.warnings,
+            ["a.com/x: 0000:03:00.0 is not offered, because the host's default route uses \
+              enp3s0f0s88; to offer it anyway, select it by address or id"]
+        );
+        // The address is that of the PCI function, and names no scalable one.
+        let address = vec!["0000:03:00.0".parse().unwrap()];
+        let scalable = of(Select { address: address.clone(), ..scalable() });
+        assert_eq!(ids(&scalable), [["mlx5_core.sf.3"]]);
+        assert!(scalable.selection.warnings[0].ends_with("select it by id"), "{scalable:?}");
+        assert_eq!(ids(&of(Select { address, ..Select::default() })), [["0000:03:00.0"]]);
+        let id = vec![crate::domain::DeviceId::new("mlx5_core.sf.2")];
+        assert_eq!(ids(&of(Select { id, ..Select::default() })), [["mlx5_core.sf.2"]]);
+    }
+
+    #[test]
     fn a_failed_read_loses_no_scalable_function() {
         let dir = tempfile::tempdir().unwrap();
         tree(dir.path());

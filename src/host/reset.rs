@@ -3,10 +3,10 @@
 //! The kernel chooses the method (`reset_method` shows it: `flr`, `pm`, `bus`, a quirk of the
 //! device) and saves and restores the configuration. The driver stays bound and is notified. A
 //! function that cannot be reset has no such file. Resetting a physical function also resets its
-//! virtual functions, so a function with any is not reset.
+//! virtual and its scalable functions, so a function with any is not reset.
 
 use super::HostRoot;
-use crate::domain::PciAddress;
+use crate::domain::{PciAddress, is_scalable_name};
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 
@@ -30,6 +30,16 @@ pub enum ResetError {
         address: PciAddress,
         /// The number of its virtual functions.
         vfs: u32,
+    },
+    /// Its scalable functions would be reset with it.
+    #[error(
+        "PCI function {address} is not reset, because its scalable function {name} would be reset too"
+    )]
+    HasScalableFunctions {
+        /// The function.
+        address: PciAddress,
+        /// The first of them, by its name on the auxiliary bus.
+        name: String,
     },
     /// The write failed.
     #[error("PCI function {address} cannot be reset: {source}{}", hint(.source))]
@@ -66,6 +76,9 @@ pub fn reset_function(root: &HostRoot, address: PciAddress) -> Result<(), ResetE
     if vfs > 0 {
         return Err(ResetError::HasVirtualFunctions { address, vfs });
     }
+    if let Some(name) = root.entries(&folder).into_iter().find(|name| is_scalable_name(name)) {
+        return Err(ResetError::HasScalableFunctions { address, name });
+    }
     let file = root.path(&format!("{folder}/reset"));
     let written =
         OpenOptions::new().write(true).open(file).and_then(|mut file| file.write_all(b"1"));
@@ -94,6 +107,9 @@ mod tests {
         std::fs::write(folder.join("sriov_numvfs"), "4\n").unwrap();
         assert!(error().contains("its 4 virtual functions"), "{}", error());
         std::fs::write(folder.join("sriov_numvfs"), "0\n").unwrap();
+        std::fs::create_dir(folder.join("mlx5_core.sf.2")).unwrap();
+        assert!(error().contains("scalable function mlx5_core.sf.2"), "{}", error());
+        std::fs::remove_dir(folder.join("mlx5_core.sf.2")).unwrap();
         reset_function(&root, address).unwrap();
         assert_eq!(std::fs::read_to_string(folder.join("reset")).unwrap(), "1");
     }

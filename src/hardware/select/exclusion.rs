@@ -2,7 +2,8 @@
 
 use crate::contract;
 use crate::domain::{
-    ContractKind, Device, DeviceClass, Object, Objects, ResourceName, ResourceSpec, Sharing,
+    ContractKind, Device, DeviceClass, Object, Objects, PciAddress, ResourceName, ResourceSpec,
+    Sharing,
 };
 use crate::hardware::profiles;
 use std::collections::BTreeMap;
@@ -65,13 +66,15 @@ pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusio
     }
     if let Some(pool) = device.attribute("member_of") {
         let why = format!(
-            "it is part of {pool}, which the host may use; to offer it anyway, select it by address or id"
+            "it is part of {pool}, which the host may use; to offer it anyway, select it by {}",
+            naming(device)
         );
         return Some(host(why, &format!("part of {pool}")));
     }
     let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
     let why = format!(
-        "the host's default route uses {way}; to offer it anyway, select it by address or id"
+        "the host's default route uses {way}; to offer it anyway, select it by {}",
+        naming(device)
     );
     Some(host(why, &format!("default route through {way}")))
 }
@@ -81,12 +84,23 @@ fn moves_interfaces(spec: &ResourceSpec) -> bool {
     spec.class == DeviceClass::Nic || spec.contract.kind() == ContractKind::Sriov
 }
 
+/// The address that names this device alone. That of a scalable function is its PCI function's.
+fn own_address(device: &Device) -> Option<PciAddress> {
+    let function = device.pci.as_ref().filter(|function| !function.is_scalable());
+    function.map(|function| function.address)
+}
+
+/// The selectors that name one device.
+fn naming(device: &Device) -> &'static str {
+    if own_address(device).is_some() { "address or id" } else { "id" }
+}
+
 /// Whether a resource selects this device by id or address.
 fn is_named_by(spec: &ResourceSpec, device: &Device) -> bool {
-    let address = device.pci.as_ref().map(|function| &function.address);
+    let address = own_address(device);
     spec.selections().any(|select| {
         select.id.contains(&device.id)
-            || address.is_some_and(|address| select.address.contains(address))
+            || address.is_some_and(|address| select.address.contains(&address))
     })
 }
 

@@ -25,7 +25,7 @@ mod pci;
 mod rdma;
 mod thermal;
 
-use super::pci::folder;
+use super::pci::{folder, nearest};
 use super::uevent::Uevent;
 use crate::domain::{
     Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom,
@@ -202,13 +202,8 @@ impl Probe<'_> {
                 .root
                 .link_target(&dir)
                 .or_else(|| self.root.link_target(&format!("{dir}/device")));
-            // The nearest function is the last address, as in a scan. By now the name may be that
-            // of another device.
-            let above = target
-                .as_deref()
-                .unwrap_or_default()
-                .rsplit('/')
-                .find_map(|part| part.parse().ok());
+            // By now the name may be that of another device.
+            let above = nearest(target.as_deref().unwrap_or_default());
             if above == Some(self.function.address)
                 && children.iter().all(|(known, _)| known != name)
                 && self.root.is_dir(&dir)
