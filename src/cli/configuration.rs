@@ -48,7 +48,7 @@ pub enum Verb {
         /// Its file in YAML or JSON: a manifest, the output of `kubectl get -o yaml`, or chart
         /// values; `-` is standard input
         file: PathBuf,
-        /// The key of the ConfigMap, if several entries are files of the plugin
+        /// The key of the ConfigMap, or the object's name, if several have a file of the plugin
         #[arg(long)]
         key: Option<String>,
         /// The domain of its resources; overrides a flag in the manifest: `-resource-prefix`,

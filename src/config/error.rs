@@ -81,11 +81,14 @@ impl ConfigError {
     }
 
     /// An error with the first line of the TOML parser's message, and the form that it expects.
-    /// Typical causes are a text without quotes, and YAML.
+    /// Typical causes are a text without quotes, and YAML. A key that occurs twice has the form.
     pub(super) fn of_parser(error: &toml::de::Error, place: Option<&Place>) -> Self {
         let problem = error.message().lines().next().unwrap_or("not valid TOML");
-        ConfigError::new(format!("{problem}; TOML is expected, such as key = \"text in quotes\""))
-            .at(place)
+        let form = match problem.starts_with("duplicate key") {
+            true => "",
+            false => "; TOML is expected, such as key = \"text in quotes\"",
+        };
+        ConfigError::new(format!("{problem}{form}")).at(place)
     }
 
     /// The file with the error.

@@ -373,4 +373,7 @@ fn a_file_that_is_not_toml_leads_to_the_form_that_is_expected() {
         let problem = examined.problems[0].problem();
         assert!(problem.contains("TOML is expected"), "{text}\n{problem}");
     }
+    let twice = "[ledger]\nsync = true\nsync = true";
+    let examined = Examined::alone(twice.as_bytes(), Path::new("f"), &Node::default());
+    assert_eq!(examined.problems[0].problem(), "duplicate key");
 }

@@ -174,11 +174,12 @@ async fn with<T>(
         Err(error) => {
             let todo = match error.kind() {
                 io::ErrorKind::PermissionDenied => {
-                    "only root and the user of the daemon have access, so use `sudo`"
+                    "; only root and the user of the daemon have access, so use `sudo`"
                 }
-                _ => "name the daemon's directory with `--run-dir`",
+                io::ErrorKind::NotADirectory => "; name the daemon's directory with `--run-dir`",
+                _ => "",
             };
-            return Err(ControlError::Failed { path, why: format!("{error}; {todo}") });
+            return Err(ControlError::Failed { path, why: format!("{error}{todo}") });
         }
     };
     match query(stream).await {
@@ -278,5 +279,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = read_ledger(file.path(), |_| true).await.unwrap_err().to_string();
         assert!(error.contains("--run-dir") && !error.contains("sudo"), "{error}");
+        // The path of a socket is at most 107 bytes long.
+        let long = PathBuf::from(format!("/{}", "a".repeat(200)));
+        let error = read_ledger(&long, |_| true).await.unwrap_err().to_string();
+        assert!(!error.contains("--run-dir") && !error.contains("sudo"), "{error}");
     }
 }

@@ -187,29 +187,55 @@ struct Filter<'a> {
     value: &'a str,
 }
 
+impl Filter<'_> {
+    /// The property that it becomes: `ATTR` is read as `ATTRS`.
+    fn property(&self) -> (&str, &str) {
+        (if self.field == "ATTR" { "ATTRS" } else { self.field }, self.key)
+    }
+}
+
+/// The nodes that a rule selects by `KERNEL` and `SUBSYSTEM`, or why they are not known.
+fn nodes(filters: &[Filter<'_>]) -> Result<String, String> {
+    let of = |field: &str| {
+        filters.iter().find(|filter| filter.field == field).map(|filter| filter.value)
+    };
+    let subsystem = of("SUBSYSTEM").map(|named| {
+        let known = SUBSYSTEMS.iter().find(|(name, _)| *name == named);
+        known
+            .map(|(_, nodes)| *nodes)
+            .ok_or_else(|| format!("the nodes of the subsystem `{named}` are not known"))
+    });
+    let subsystem = subsystem.transpose()?;
+    let Some(kernel) = of("KERNEL") else {
+        let nodes = subsystem.ok_or("it has neither `KERNEL` nor `SUBSYSTEM`")?;
+        return Ok(nodes.to_owned());
+    };
+    let folder = match subsystem.and_then(|nodes| nodes.rsplit_once('/')) {
+        // The node of another subsystem may be in the same folder.
+        Some((_, names)) if !kernel.starts_with(names.trim_end_matches('*')) => {
+            return Err(format!("`{kernel}` may match nodes of another subsystem"));
+        }
+        Some((folder, _)) => format!("{folder}/"),
+        None => {
+            let usual = FOLDERS.iter().find(|(begin, _)| kernel.starts_with(begin));
+            format!("/dev/{}", usual.map(|(_, folder)| *folder).unwrap_or_default())
+        }
+    };
+    // A name in sysfs has `!` in place of a slash.
+    Ok(format!("{folder}{}", glob_of(&kernel.replace('!', "/"))?))
+}
+
 /// The path that a rule selects, or why there is none.
 fn path(rule: &str, draft: &mut Draft, at: &Field<'_>) -> Result<Table, String> {
     let filters = filters(rule)?;
-    let of = |field: &str| filters.iter().find(|filter| filter.field == field);
-    let named = of("SUBSYSTEM").map(|filter| filter.value);
-    let subsystem = SUBSYSTEMS.iter().find(|(name, _)| named == Some(name)).map(|(_, nodes)| nodes);
-    let host = match of("KERNEL") {
-        None => (*subsystem.ok_or_else(|| match named {
-            Some(name) => format!("the nodes of the subsystem `{name}` are not known"),
-            None => "it has neither `KERNEL` nor `SUBSYSTEM`".to_owned(),
-        })?)
-        .to_owned(),
-        Some(kernel) => {
-            let usual = FOLDERS.iter().find(|(begin, _)| kernel.value.starts_with(begin));
-            let folder = subsystem.and_then(|nodes| nodes.rsplit_once('/')).map(|(dir, _)| dir);
-            let folder = folder.map_or_else(
-                || format!("/dev/{}", usual.map(|(_, folder)| *folder).unwrap_or_default()),
-                |folder| format!("{folder}/"),
-            );
-            // A name in sysfs has `!` in place of a slash.
-            format!("{folder}{}", glob_of(&kernel.value.replace('!', "/"))?)
-        }
+    let is_new = |(n, filter): (usize, &Filter<'_>)| {
+        filters[..n].iter().all(|earlier| earlier.property() != filter.property())
     };
+    // A node must match both, and a property has one pattern.
+    if !filters.iter().enumerate().all(is_new) {
+        return Err("it has a field twice".into());
+    }
+    let host = nodes(&filters)?;
     let mut path = Table::default();
     path.set("host", text(&host));
     let mut udev = Table::default();

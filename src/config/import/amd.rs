@@ -2,6 +2,7 @@
 //! container, or the same in a DeviceConfig object of AMD's GPU operator.
 
 use super::super::tree::{Is, Table};
+use super::doc::Doc;
 use super::draft::{Draft, Offer};
 use super::error::ImportError;
 use super::field::{Decoder, Field};
@@ -9,17 +10,37 @@ use super::source::Source;
 use super::values::{plain, resource, set_table, text, texts};
 
 /// Every key that is read; flags have the same names.
-pub(super) const KEYS: [&str; 2] = [STRATEGY, PULSE];
+pub(super) const KEYS: [&str; 4] =
+    [STRATEGY, PULSE, "devicePlugin.devicePluginArguments", "driver.driverType"];
 const STRATEGY: &str = "resource_naming_strategy";
 const PULSE: &str = "pulse";
 
+/// Keys of a DeviceConfig, with the settings of AMD's GPU operator and of its other parts.
+const OF_OPERATOR: [&str; 9] = [
+    "driver",
+    "devicePlugin",
+    "metricsExporter",
+    "testRunner",
+    "configManager",
+    "remediationWorkflow",
+    "draDriver",
+    "commonConfig",
+    "selector",
+];
+
+/// The attributes of a GPU with its modes.
+const ATTRIBUTES: [&str; 2] = ["compute_partition", "memory_partition"];
+
 /// Modes of partitioned GPUs: the combinations of the MI300 series. Linux `amdgpu_gfx.h` and
 /// `amdgpu_gmc.h` have the names.
-const MODES: [(&str, &str); 6] = [
+const MODES: [(&str, &str); 9] = [
     ("spx", "nps1"),
     ("dpx", "nps1"),
     ("dpx", "nps2"),
+    ("tpx", "nps1"),
+    ("tpx", "nps4"),
     ("qpx", "nps1"),
+    ("qpx", "nps4"),
     ("cpx", "nps1"),
     ("cpx", "nps4"),
 ];
@@ -29,9 +50,18 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     if let Some(root) = root.as_ref().filter(|root| !root.is_map()) {
         return Err(root.wrong("the settings of AMD's GPU plugin, a mapping,"));
     }
+    if let Some(root) = &root {
+        refuse_passthrough(root)?;
+    }
+    let plugin = root.as_ref().and_then(|root| root.get("devicePlugin"));
+    let arguments = plugin.and_then(|plugin| plugin.get("devicePluginArguments"));
+    if let Some(arguments) = arguments.as_ref().filter(|arguments| !arguments.is_map()) {
+        return Err(arguments.wrong("the arguments of AMD's GPU plugin, a mapping,"));
+    }
+    let settings = arguments.as_ref().or(root.as_ref());
     let get = |key: &str| {
         let by_flag = source.flags.last(&[key], "").map(|flag| flag.field(Decoder::JsonOfYaml));
-        by_flag.or_else(|| root.as_ref()?.get(key)).filter(Field::has_effect)
+        by_flag.or_else(|| settings?.get(key)).filter(Field::has_effect)
     };
     if let Some(elsewhere) = source.flags.elsewhere.iter().find(|of| of.name == STRATEGY) {
         return Err(ImportError::new(format!(
@@ -57,12 +87,19 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     if is_mixed {
         MODES.into_iter().for_each(|modes| offer(gpus(Some(modes))));
     }
-    // Under `mixed` these are the GPUs without modes: the first resource that selects a GPU has it.
-    offer(gpus(None));
+    let mut others = gpus(None);
+    if is_mixed {
+        // A GPU whose modes are not in the list must not get another name than the plugin's.
+        let mut exclude = Table::default();
+        exclude.set("attribute", Is::Table(attribute(&["?*", "?*"])));
+        set_table(&mut others, "exclude", exclude);
+    }
+    offer(others);
     if is_mixed {
         draft.warn(
             "the resources of modes that the node's GPUs never have stay empty; leave them out. \
-             GPUs without modes are `amd.com/gpu`, as with the plugin",
+             GPUs without modes are `amd.com/gpu`, as with the plugin; those with other modes \
+             than these are not offered",
         );
     }
     if let Some(pulse) = get(PULSE) {
@@ -70,10 +107,35 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         draft.setting(Some(pulse), |pulse| pulse.number());
     }
     draft.warn("device ids change: drain the node first");
+    if let Some(arguments) = &arguments {
+        draft.unknown(arguments, &KEYS);
+    }
     if let Some(root) = &root {
+        OF_OPERATOR.iter().filter_map(|key| root.doc().value(key)).for_each(Doc::read_all);
         draft.unknown(root, &KEYS);
     }
     Ok(())
+}
+
+/// An error for GPUs that the operator gives to guests: they do not have AMD's driver.
+fn refuse_passthrough(spec: &Field<'_>) -> Result<(), ImportError> {
+    let kind = spec.get("driver").and_then(|driver| driver.get("driverType"));
+    match kind {
+        Some(kind) if kind.text()?.ends_with("-passthrough") => Err(ImportError::new(format!(
+            "{} is `{}`: these GPUs have the driver `vfio-pci`; offer them by a resource of the \
+             class `pci` with the contract `kubevirt`",
+            kind.place(),
+            kind.text()?
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Globs for the modes of a GPU.
+fn attribute(modes: &[&str; 2]) -> Table {
+    let mut attribute = Table::default();
+    ATTRIBUTES.iter().zip(modes).for_each(|(name, mode)| attribute.set(name, texts(&[mode])));
+    attribute
 }
 
 /// The GPUs with these modes, or all GPUs of one kind.
@@ -90,10 +152,7 @@ fn gpus(modes: Option<(&str, &str)>) -> Table {
     match modes {
         None => select.set("uniform", plain(true)),
         Some((compute, memory)) => {
-            let mut attribute = Table::default();
-            attribute.set("compute_partition", texts(&[compute]));
-            attribute.set("memory_partition", texts(&[memory]));
-            select.set("attribute", Is::Table(attribute));
+            select.set("attribute", Is::Table(attribute(&[compute, memory])));
         }
     }
     set_table(&mut gpus, "select", select);

@@ -11,10 +11,12 @@ const NAMES_MAX: usize = 30;
 
 /// A part of the source that may be the plugin's file.
 pub(super) struct Candidate<'a> {
-    /// Its key in the ConfigMap.
+    /// Its key in the ConfigMap, or the name of another object that contains it.
     pub(super) key: String,
     /// The object that contains it, such as `kube-system/sriovdp-config`.
     pub(super) of: String,
+    /// Whether it is an entry of a ConfigMap or of a chart's values.
+    pub(super) is_entry: bool,
     pub(super) part: Part<'a>,
 }
 
@@ -33,6 +35,14 @@ impl Part<'_> {
     }
 }
 
+impl Candidate<'_> {
+    /// Whether `--key` means this part. A name stands with or without its namespace.
+    fn is_meant(&self, key: &str) -> bool {
+        let bare = self.key.rsplit_once('/').map_or(&*self.key, |(_, name)| name);
+        self.key == key || !self.is_entry && bare == key
+    }
+}
+
 /// The texts in an object that may be the file.
 pub(super) fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
@@ -42,18 +52,24 @@ pub(super) fn candidates_of<'a>(facts: &Facts, object: &Field<'a>) -> Vec<Candid
             candidates.extend(entry.scalar_text().map(|text| Candidate {
                 key: key.to_owned(),
                 of: name(object),
+                is_entry: true,
                 part: Part::Text(text),
             }));
         }
     }
     for (_, path) in facts.objects.iter().filter(|(of, _)| *of == kind) {
         let field = path.iter().try_fold(object.clone(), |field, key| field.get(key));
-        let key = path.join(".");
+        let of = name(object);
         let part = field.map(|field| match field.scalar_text() {
             Ok(text) => Part::Text(text),
             Err(_) => Part::Tree(field.doc()),
         });
-        candidates.extend(part.map(|part| Candidate { key, of: name(object), part }));
+        candidates.extend(part.map(|part| Candidate {
+            key: of.clone(),
+            of,
+            is_entry: false,
+            part,
+        }));
     }
     candidates
 }
@@ -66,7 +82,10 @@ fn name(object: &Field<'_>) -> String {
     match (of("namespace"), of("name")) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         (_, Some(name)) => name.to_owned(),
-        _ => "the ConfigMap".to_owned(),
+        _ => {
+            let kind = object.get("kind").and_then(|kind| kind.text().ok());
+            format!("the {}", kind.unwrap_or("ConfigMap"))
+        }
     }
 }
 
@@ -109,7 +128,7 @@ pub(super) fn choose<'c, 'a>(
     let names = |candidates: &[&Candidate<'_>]| {
         let is_one = candidates.iter().all(|candidate| candidate.of == candidates[0].of);
         let name = |candidate: &&Candidate<'_>| {
-            if is_one {
+            if is_one || !candidate.is_entry {
                 format!("`{}`", candidate.key)
             } else {
                 format!("`{}` of {}", candidate.key, candidate.of)
@@ -121,18 +140,28 @@ pub(super) fn choose<'c, 'a>(
             more => format!("{listed} and {more} more"),
         }
     };
+    let of_several = |several: &[&Candidate<'_>]| {
+        let has = match several.iter().all(|candidate| candidate.is_entry) {
+            true => "the ConfigMap has the entries",
+            false => "the input has",
+        };
+        ImportError::new(format!("{has} {}; select one with `--key`", names(several)))
+    };
     let all: Vec<&Candidate<'_>> = candidates.iter().collect();
     let named: Vec<&Candidate<'_>> = all
         .iter()
         .copied()
-        .filter(|candidate| key.is_none_or(|key| candidate.key == key))
+        .filter(|candidate| key.is_none_or(|key| candidate.is_meant(key)))
         .collect();
     if let (Some(key), []) = (key, named.as_slice()) {
         return Err(ImportError::new(match all.as_slice() {
             [] => {
                 format!("the file is not a ConfigMap, and has no entry `{key}`; leave out `--key`")
             }
-            all => format!("the ConfigMap has no entry `{key}`; it has {}", names(all)),
+            all if all.iter().all(|candidate| candidate.is_entry) => {
+                format!("the ConfigMap has no entry `{key}`; it has {}", names(all))
+            }
+            all => format!("the input has no `{key}`; it has {}", names(all)),
         }));
     }
     if let (Some(_), [one]) = (key, named.as_slice()) {
@@ -145,10 +174,7 @@ pub(super) fn choose<'c, 'a>(
         ([], [one]) if !has_container => Ok(Some(one)),
         ([], []) => Ok(None),
         ([], _) if has_container => Ok(None),
-        ([], several) => Err(ImportError::new(format!(
-            "the ConfigMap has the entries {}; select one with `--key`",
-            names(several)
-        ))),
+        ([], several) => Err(of_several(several)),
         (several, _) => {
             // One of them is the usual file of NVIDIA's plugin.
             let is_usual =
@@ -156,10 +182,7 @@ pub(super) fn choose<'c, 'a>(
             let mut found = several.iter().filter(is_usual);
             match (found.next(), found.next()) {
                 (Some(one), None) => Ok(Some(one)),
-                _ => Err(ImportError::new(format!(
-                    "the ConfigMap has the entries {}; select one with `--key`",
-                    names(several)
-                ))),
+                _ => Err(of_several(several)),
             }
         }
     }

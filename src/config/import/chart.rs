@@ -76,7 +76,12 @@ pub(super) fn search<'a>(peer: Peer, facts: &Facts, values: &Field<'a>, found: &
 fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mut Found<'a>) {
     let mut candidate = |part| {
         let (of, key) = path.rsplit_once('.').unwrap_or(("the values", path));
-        found.candidates.push(Candidate { key: key.to_owned(), of: of.to_owned(), part });
+        found.candidates.push(Candidate {
+            key: key.to_owned(),
+            of: of.to_owned(),
+            is_entry: true,
+            part,
+        });
     };
     match &doc.is {
         Is::Null => {}

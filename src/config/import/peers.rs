@@ -75,8 +75,8 @@ const AMD: Facts = Facts {
     program: "k8s-device-plugin",
     booleans: &["logtostderr", "alsologtostderr"],
     file: (&[], ""),
-    keys: &["resource_naming_strategy"],
-    objects: &[("DeviceConfig", &["spec", "devicePlugin", "devicePluginArguments"])],
+    keys: &["resource_naming_strategy", "devicePlugin", "driver"],
+    objects: &[("DeviceConfig", &["spec"])],
 };
 
 const AKRI: Facts = Facts {

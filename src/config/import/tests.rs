@@ -165,6 +165,24 @@ fn amds_gpus() {
                   { resource_naming_strategy: single } } }\n";
     let imported = config(&import(Peer::Amd, object, None, None).unwrap().toml).resources;
     assert_eq!((imported.len(), imported[0].select.uniform), (1, true));
+    let other = gpus.last().unwrap().exclude.as_ref().unwrap();
+    assert_eq!(other.attribute["memory_partition"], ["?*"], "only GPUs without modes");
+    // The plugin's arguments are usually absent, and other settings are the operator's.
+    let usual = "kind: DeviceConfig\nmetadata: { name: gpu }\nspec: { driver: { enable: true, \
+                 driverType: container }, selector: { a: b }, devicePlugin: \
+                 { enableNodeLabeller: true } }\n";
+    let imported = import(Peer::Amd, usual, None, None).unwrap();
+    assert_eq!(imported.warnings, ["device ids change: drain the node first"]);
+    let resources = config(&imported.toml).resources;
+    assert_eq!((resources.len(), resources[0].select.uniform), (1, true));
+    for kind in ["vf-passthrough", "pf-passthrough"] {
+        let guests = usual.replace("container", kind);
+        let error = import(Peer::Amd, &guests, None, None).unwrap_err().to_string();
+        assert!(error.contains(kind) && error.contains("contract `kubevirt`"), "{error}");
+    }
+    let misspelt = object.replace("single", "single, plse: 5");
+    let warnings = import(Peer::Amd, &misspelt, None, None).unwrap().warnings.join("\n");
+    assert!(warnings.contains("did you mean `pulse`?"), "{warnings}");
     let unknown = "kind: DaemonSet\nspec: { template: { spec: { containers: [{ image: \
                    rocm/k8s-device-plugin, env: [{ name: S, valueFrom: {} }], \
                    args: [-resource_naming_strategy=$(S)] }] } } }\n";
@@ -179,7 +197,7 @@ fn akris_rules() {
     assert_eq!(cameras.name.as_str(), "akri.sh/akri-udev-video");
     assert_eq!(cameras.sharing, Sharing::Replicas(5));
     let paths: Vec<_> = cameras.paths.iter().map(|path| path.host.beginning()).collect();
-    assert_eq!(paths, ["/dev/video", "/dev/snd/", "/dev/tty"]);
+    assert_eq!(paths, ["/dev/video", "/dev/snd/", "/dev/tty", "/dev/ttyACM"]);
     assert_eq!(cameras.paths[0].permissions, "rw");
     let key = "ATTRS{serial}".to_owned();
     assert!(cameras.paths[2].udev.contains(&(key, "A5*".into())), "{:?}", cameras.paths[2].udev);
@@ -200,6 +218,32 @@ fn akris_rules() {
                  onvif, discoveryDetails: '' } }\n";
     let error = import(Peer::Akri, onvif, None, None).unwrap_err().to_string();
     assert!(error.contains("only the devices of `udev`"), "{error}");
+}
+
+#[test]
+fn one_of_several_objects_is_selected_by_its_name() {
+    let object = |name: &str| {
+        format!(
+            "---\nkind: Configuration\nmetadata: {{ namespace: a, name: {name} }}\nspec:\n  \
+             discoveryHandler:\n    name: udev\n    discoveryDetails: |\n      \
+             {{ udevRules: ['KERNEL==\"{name}\"'] }}\n"
+        )
+    };
+    let two = object("x") + &object("y");
+    let error = import(Peer::Akri, &two, None, None).unwrap_err().to_string();
+    assert_eq!(error, "the input has `a/x`, `a/y`; select one with `--key`");
+    for key in ["y", "a/y"] {
+        let imported = import(Peer::Akri, &two, Some(key), None).unwrap();
+        assert!(imported.toml.contains("\"akri.sh/y\""), "{}", imported.toml);
+    }
+    let error = import(Peer::Akri, &two, Some("z"), None).unwrap_err().to_string();
+    assert_eq!(error, "the input has no `z`; it has `a/x`, `a/y`");
+    let device_config =
+        |name: &str| format!("---\nkind: DeviceConfig\nmetadata: {{ name: {name} }}\nspec: {{}}\n");
+    let two = device_config("x") + &device_config("y");
+    let error = import(Peer::Amd, &two, None, None).unwrap_err().to_string();
+    assert_eq!(error, "the input has `x`, `y`; select one with `--key`");
+    assert!(import(Peer::Amd, &two, Some("x"), None).is_ok());
 }
 
 #[test]
