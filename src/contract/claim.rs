@@ -6,8 +6,9 @@
 //! has one value on the node.
 //!
 //! A claim that the scheduler makes for a pod with a number of a resource is another matter: each
-//! of its requests is for one resource of one container. So each of its network functions also has
-//! the variables that list them, as in an answer of the device plugin.
+//! of its requests is for one resource of one container. A container has a request whole. So the
+//! first of its network functions also has the variables that list them, as in an answer of the
+//! device plugin.
 //!
 //! Each claim has a file of its own. Its devices are those of the claim, each with its edits as the
 //! ledger records them. So the file can be written again with the same bytes after a reboot.
@@ -33,7 +34,8 @@ const UID_MAX: usize = 128;
 /// What the containers of a claim get of one device. The edits have the CDI names of other files
 /// too, such as the GPU's in the file of NVIDIA's driver. `is_defined` reports whether a file
 /// defines such a name. The devices of `request` are those that a container gets together with this
-/// one for a number of the resource; none if that is not known.
+/// one for a number of the resource. There are none if that is not known, or if this one is not the
+/// first of them.
 #[must_use]
 pub fn edits(
     request: &Request<'_>,

@@ -35,8 +35,8 @@ pub(super) fn edits(request: &Request<'_>, options: &SriovOptions) -> ContainerE
 }
 
 /// The same for the containers of a claim with one function. The names of the variables contain its
-/// address: a container may have several claims, and the last variable of a name would win. Where
-/// the functions are known that a container gets together, it has the variables with them too.
+/// address: a container may have several claims, and the last variable of a name would win. The
+/// first of the functions that a container gets together has the variables with all of them too.
 pub(super) fn claimed(
     request: &Request<'_>,
     options: &SriovOptions,

@@ -280,13 +280,16 @@ pub(super) fn decide(
             .filter(|it| it.request == of.request)
             .filter_map(|it| Some((&it.name, *by_name.get(&it.name)?)))
             .collect();
+        // A container has all devices of a request. What is about them is recorded once.
+        let is_first = of_request.first().is_some_and(|(name, _)| **name == of.name);
+        let lists = is_first && claim.is_by_number;
         let together: Vec<&Device> = of_request
             .iter()
             .map(|(_, it)| it)
-            .filter(|it| claim.is_by_number && it.offering.spec.name == found.offering.spec.name)
+            .filter(|it| lists && it.offering.spec.name == found.offering.spec.name)
             .map(|it| &*it.offered.device)
             .collect();
-        let file = metadata_file(claim, of, &of_request, devices);
+        let file = if is_first { metadata_file(claim, of, &of_request, devices) } else { None };
         let (device, granted) = one(&claim.claim, of, found, &together, file, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
@@ -317,9 +320,6 @@ fn metadata_file(
     of_request: &[(&DraName, Found<'_>)],
     devices: &dyn ClaimDevices,
 ) -> Option<(EditMount, String)> {
-    if of_request.first().is_none_or(|(name, _)| **name != of.name) {
-        return None;
-    }
     let file = claim::metadata_file_name(&claim.claim.uid, &of.name.device)?;
     let mount = metadata::mount(claim, of, devices.metadata_path(&file)?)?;
     let described = of_request.iter().map(|(name, Found { offering, id, offered })| {

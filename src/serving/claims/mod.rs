@@ -128,8 +128,8 @@ pub trait ClaimDevices: Send + Sync {
 
     /// What the containers of a claim get of a device, and the device as a grant records it. The
     /// files of other programs that the edits name exist afterwards. `together` are the devices
-    /// that a container gets for a number of this resource, this one among them; none of another
-    /// claim.
+    /// that a container gets for a number of this resource, if this one is the first of them; none
+    /// of another claim.
     ///
     /// # Errors
     /// One sentence, when a container would lack a part of the device, or when the host uses it.

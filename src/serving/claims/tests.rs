@@ -737,14 +737,14 @@ fn a_failed_device_is_an_error_and_a_soft_failure_is_not() {
     });
 }
 
-/// A container gets all devices of its request for a number, and none of another one.
+/// A container gets all devices of its request for a number, and none of another one. The first one
+/// has the list: with a list for each, the record would grow with the square of their number.
 #[test]
 fn the_devices_for_a_number_of_one_container_are_listed_together() {
     virtually(async {
-        for (is_by_number, expected) in [
-            (true, [Some("GPU-A"), Some("NIC-A"), Some("NIC-B,NIC-C"), Some("NIC-B,NIC-C")]),
-            (false, [None; 4]),
-        ] {
+        for (is_by_number, expected) in
+            [(true, [Some("GPU-A"), Some("NIC-A"), Some("NIC-B,NIC-C"), None]), (false, [None; 4])]
+        {
             let world = World::changed(|claim| {
                 claim.is_by_number = is_by_number;
                 claim.devices = vec![
