@@ -137,19 +137,6 @@ pub fn metadata_file_name(uid: &str, device: &str) -> Option<String> {
     is_uid(uid).then(|| format!("{FILE_PREFIX}{uid}+{device}{METADATA_SUFFIX}"))
 }
 
-/// Whether a file has the metadata of devices.
-#[must_use]
-pub fn is_metadata_file(name: &str) -> bool {
-    name.starts_with(FILE_PREFIX) && name.ends_with(METADATA_SUFFIX)
-}
-
-/// Whether a file has the metadata of devices of this claim.
-#[must_use]
-pub fn is_metadata_file_of(name: &str, uid: &str) -> bool {
-    let device = name.strip_prefix(FILE_PREFIX).and_then(|name| name.strip_prefix(uid));
-    is_metadata_file(name) && device.is_some_and(|device| device.starts_with('+'))
-}
-
 /// The files with the metadata of the devices of a claim.
 pub fn metadata_files<'a>(
     holds: impl IntoIterator<Item = &'a ClaimHold>,
@@ -162,10 +149,12 @@ pub fn metadata_files<'a>(
     })
 }
 
-/// The UID of the claim that a file is for; `None` for another file.
+/// The UID of the claim that a file is for, also one with metadata; `None` for another file.
 #[must_use]
 pub fn uid_of_file(name: &str) -> Option<&str> {
-    name.strip_prefix(FILE_PREFIX)?.strip_suffix(FILE_SUFFIX).filter(|uid| is_uid(uid))
+    let rest = name.strip_prefix(FILE_PREFIX)?;
+    let of_metadata = || Some(rest.strip_suffix(METADATA_SUFFIX)?.split_once('+')?.0);
+    rest.strip_suffix(FILE_SUFFIX).or_else(of_metadata).filter(|uid| is_uid(uid))
 }
 
 /// Whether a text may be the UID of a claim: it becomes a part of a path and of a CDI name.
@@ -396,6 +385,7 @@ mod tests {
             let name = file_name(uid).unwrap();
             assert!(name.starts_with(super::super::cdi::FILE_PREFIX) && name.len() <= 255);
             assert_eq!(uid_of_file(&name), Some(uid));
+            assert_eq!(uid_of_file(&metadata_file_name(uid, "a-b").unwrap()), Some(uid));
         }
         let long = "a".repeat(UID_MAX + 1);
         for uid in [
@@ -409,7 +399,14 @@ mod tests {
             let hold = hold(&spec, &[&device("b", &["/dev/b"], &[])]);
             assert_eq!(file(&claim, [&hold]), None, "{uid:?}");
         }
-        for other in ["holdfast-claim-x.com+gpu.json", "holdfast-claim-a.json.new", "a.json"] {
+        for other in [
+            "holdfast-claim-x.com+gpu.json",
+            "holdfast-claim-a.json.new",
+            "holdfast-claim-a.metadata",
+            "holdfast-claim-a+fuse.json",
+            "holdfast-claim-..+fuse.metadata",
+            "a.json",
+        ] {
             assert_eq!(uid_of_file(other), None, "{other}");
         }
     }

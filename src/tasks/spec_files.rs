@@ -118,9 +118,8 @@ impl Writer {
             }
         }
         // The files of claims have a keeper of their own, which knows the claims.
-        let is_of_claim =
-            |file: &str| claim::uid_of_file(file).is_some() || claim::is_metadata_file(file);
-        let is_unused = |file: &String| !needed.contains(file) && !is_of_claim(file);
+        let is_unused =
+            |file: &String| !needed.contains(file) && claim::uid_of_file(file).is_none();
         for file in self.files.cdi.own().into_iter().filter(is_unused) {
             remove(&self.files.cdi, &file);
         }

@@ -47,7 +47,8 @@ impl ClaimFiles {
     pub fn unknown(&self, known: &BTreeSet<String>) -> BTreeMap<String, Vec<(String, String)>> {
         let own = self.folder.own();
         let uids = own.iter().filter_map(|name| Some((name, claim::uid_of_file(name)?)));
-        let unknown = uids.filter(|(_, uid)| !known.contains(*uid));
+        let is_cdi = |name: &String, uid: &str| claim::file_name(uid).as_ref() == Some(name);
+        let unknown = uids.filter(|(name, uid)| !known.contains(*uid) && is_cdi(name, uid));
         let devices = |(name, uid): (&String, &str)| {
             let text = read_bounded(&self.folder.file(name), FILE_BYTES_MAX).unwrap_or_default();
             (uid.to_owned(), claim::devices_in(&text, uid))
@@ -65,16 +66,20 @@ impl ClaimFiles {
         self.write(of, &holds.iter().collect::<Vec<_>>())
     }
 
-    /// Removes the file of a released claim.
+    /// Removes the files of a released claim.
     ///
     /// # Errors
-    /// If it exists and cannot be removed.
+    /// The first file that cannot be removed. The others are.
     pub fn remove(&self, of: &ClaimRef) -> io::Result<()> {
         let mut fresh = self.fresh();
         fresh.remove(&of.uid);
-        let own = claim::file_name(&of.uid);
-        let removed = own.map_or(Ok(()), |name| self.folder.remove(&name));
-        removed.and(self.remove_metadata(|name| claim::is_metadata_file_of(name, &of.uid)))
+        let mut result = Ok(());
+        for name in self.folder.own() {
+            if claim::uid_of_file(&name) == Some(of.uid.as_str()) {
+                result = result.and(self.folder.remove(&name));
+            }
+        }
+        result
     }
 
     /// Writes the missing files of the claims of a snapshot of the ledger, and removes those of
@@ -101,20 +106,6 @@ impl ClaimFiles {
             uid.is_some_and(|uid| !claims.contains_key(uid) && !fresh.contains(uid))
         });
         for name in stale {
-            result = result.and(self.folder.remove(name));
-        }
-        let is_live = |name: &str| {
-            let mut uids = claims.keys().copied().chain(fresh.iter().map(String::as_str));
-            uids.any(|uid| claim::is_metadata_file_of(name, uid))
-        };
-        result.and(self.remove_metadata(|name| !is_live(name)))
-    }
-
-    /// Removes the chosen files with metadata.
-    fn remove_metadata(&self, is_chosen: impl Fn(&str) -> bool) -> io::Result<()> {
-        let own = self.folder.own();
-        let mut result = Ok(());
-        for name in own.iter().filter(|name| claim::is_metadata_file(name) && is_chosen(name)) {
             result = result.and(self.folder.remove(name));
         }
         result
@@ -231,10 +222,13 @@ mod tests {
         let before = files(dir.path());
         before.keep(&[hold("a"), hold("b"), hold("c")]).unwrap();
         std::fs::write(dir.path().join("holdfast-claim-d.json"), "no JSON").unwrap();
+        // A file with metadata names no devices to restore.
+        std::fs::write(dir.path().join("holdfast-claim-b+fuse.metadata"), "{}").unwrap();
+        std::fs::write(dir.path().join("holdfast-claim-e+fuse.metadata"), "{}").unwrap();
         let now = files(dir.path());
         now.spare_all();
         now.keep(&[hold("a")]).unwrap();
-        assert_eq!(there(dir.path()).len(), 4);
+        assert_eq!(there(dir.path()).len(), 6);
         let known = BTreeSet::from(["a".to_owned()]);
         let fuse = |uid| vec![("fuse".to_owned(), format!("{}={uid}-fuse", claim::KIND))];
         let unknown = [("b", fuse("b")), ("c", fuse("c")), ("d", Vec::new())];
@@ -242,7 +236,8 @@ mod tests {
         assert_eq!(now.unknown(&known), BTreeMap::from(unknown));
         now.spare_only(&BTreeSet::from(["b".to_owned()]));
         now.keep(&[hold("a")]).unwrap();
-        assert_eq!(there(dir.path()), ["holdfast-claim-a.json", "holdfast-claim-b.json"]);
+        let of_b = ["holdfast-claim-b+fuse.metadata", "holdfast-claim-b.json"];
+        assert_eq!(there(dir.path()), ["holdfast-claim-a.json", of_b[0], of_b[1]]);
         // The ledger has it again, and it ends later.
         now.keep(&[hold("a"), hold("b")]).unwrap();
         now.keep(&[hold("a")]).unwrap();
