@@ -90,6 +90,13 @@ GPU-cc: gpu, 0000:18:00.0, /dev/nvidia0, NUMA node 1
              explains the reason
 ";
     assert_eq!(explained(&facts, "GPU-cc"), wanted);
+    for (lists, has_addition) in [(0, false), (1, true), (2, false)] {
+        let mut facts = self::facts();
+        facts.pending.values_mut().for_each(|release| release.lists = lists);
+        let text = explained(&facts, "GPU-cc");
+        assert_eq!(text.contains("(one came)"), has_addition, "{lists}: {text}");
+        assert!(text.contains("two lists of the kubelet"), "{lists}: {text}");
+    }
     let wanted = "\
 GPU-aa: gpu, 0000:18:00.0, /dev/nvidia0, NUMA node 1
   offered    yes, as nvidia.com/gpu

@@ -108,7 +108,7 @@ pub(super) fn held<'a>(
     let explained = format!("{state}: {about}{since}");
     let waits = release.iter().flat_map(|release| {
         release.waits_for.iter().map(|proof| match (proof, release.lists) {
-            (MissingProof::Lists, 1..) => format!("{} (one came)", proof.in_words()),
+            (MissingProof::Lists, 1) => format!("{} (one came)", proof.in_words()),
             _ => proof.in_words().to_owned(),
         })
     });
