@@ -129,8 +129,8 @@ pub struct AllocatedClaim {
     /// The configurations, in the order of the claim: a later one has precedence.
     pub configs: Vec<OpaqueConfig>,
     /// Whether the scheduler has made it for a pod that requests numbers: a class has the name of
-    /// an extended resource. Then each request is for one resource of one container. Only
-    /// containers that initialize a pod may have several requests for a resource.
+    /// an extended resource. Then each request is for one resource of one container. An init
+    /// container may have several requests for one resource; any other container has one.
     pub is_by_number: bool,
     /// The name of the claim in the pod, if it was made from a template.
     pub pod_claim: Option<String>,
