@@ -56,8 +56,8 @@ impl Cluster {
         cluster
     }
 
-    /// Whether a feature gate of Kubernetes is off. That is printed, and the test is skipped. A gate
-    /// that the API server does not know any more is on.
+    /// Whether a feature gate of Kubernetes is off. That is printed, and the test is skipped. A
+    /// gate that the API server does not know any more is on.
     pub(crate) fn lacks(&self, gate: &str) -> bool {
         let name = format!("kubernetes_feature_enabled{{name=\"{gate}\",");
         let metrics = self.api.text("/metrics");
