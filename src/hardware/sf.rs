@@ -216,9 +216,9 @@ mod tests {
         let whole = of(Select { vendor: vec![0x15b3], ..Select::default() });
         assert_eq!(ids(&whole), [Vec::<&str>::new()]);
         assert_eq!(
-            whole.selection.warnings,
-            ["a.com/x: 0000:03:00.0 is not offered, because the host's default route uses \
-              enp3s0f0s88; to offer it anyway, select it by address or id"]
+            whole.selection.warnings[0],
+            "a.com/x: 0000:03:00.0 is not offered, because the host's default route uses \
+             enp3s0f0s88; to offer it anyway, select it by address or id"
         );
         // The address is that of the PCI function, and names no scalable one.
         let address = vec!["0000:03:00.0".parse().unwrap()];

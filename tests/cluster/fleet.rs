@@ -143,6 +143,9 @@ fn processor_seconds(pid: u32) -> f64 {
 }
 
 pub(crate) fn many_nodes(cluster: &mut Cluster) {
+    if cluster.lacks("DRADeviceTaints") {
+        return;
+    }
     let count = number("HOLDFAST_FLEET", FLEET);
     let events = cluster.api.watch(SLICES);
     let fresh = requests(cluster);
