@@ -73,7 +73,8 @@ impl ClaimFiles {
     pub fn remove(&self, of: &ClaimRef) -> io::Result<()> {
         let mut fresh = self.fresh();
         fresh.remove(&of.uid);
-        let mut result = Ok(());
+        // By its name, also where the folder cannot be listed.
+        let mut result = claim::file_name(&of.uid).map_or(Ok(()), |name| self.folder.remove(&name));
         for name in self.folder.own() {
             if claim::uid_of_file(&name) == Some(of.uid.as_str()) {
                 result = result.and(self.folder.remove(&name));

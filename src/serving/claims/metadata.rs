@@ -8,14 +8,13 @@
 
 use crate::domain::{Allocated, AllocatedClaim, DRA_DRIVER, DraName, EditMount};
 use crate::slices::api::Attribute;
+use crate::slices::names::is_subdomain;
 use serde_json::json;
 use std::collections::BTreeMap;
 
 /// The only version that Kubernetes 1.36 knows.
 const API_VERSION: &str = "metadata.resource.k8s.io/v1alpha1";
 const FOLDER: &str = "/var/run/kubernetes.io/dra-device-attributes";
-/// The longest DNS subdomain (RFC 1123): the name of a claim.
-const NAME_MAX: usize = 253;
 
 /// The text of the file for a request with these devices, and their attributes.
 pub(super) fn text<'a>(
@@ -53,15 +52,8 @@ pub(super) fn mount(claim: &AllocatedClaim, of: &Allocated, host: String) -> Opt
     };
     let request = of.request_name();
     let container = format!("{FOLDER}/{folder}/{name}/{request}/{DRA_DRIVER}-metadata.json");
-    let is_valid = is_name(name) && is_name(request);
+    let is_valid = is_subdomain(name) && is_subdomain(request);
     is_valid.then_some(EditMount { host, container, read_only: true })
-}
-
-/// Whether a text is a DNS subdomain.
-fn is_name(text: &str) -> bool {
-    let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
-    let is_part = |part: &str| !part.is_empty() && part.bytes().all(is_plain);
-    text.len() <= NAME_MAX && text.split('.').all(is_part)
 }
 
 #[cfg(test)]
