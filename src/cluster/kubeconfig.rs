@@ -3,6 +3,7 @@
 
 use super::login::{Bytes, Login};
 use crate::config::import::yaml;
+use crate::domain::null_as_empty;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
@@ -12,8 +13,11 @@ use std::path::Path;
 #[serde(rename_all = "kebab-case", default)]
 struct File {
     current_context: String,
+    #[serde(deserialize_with = "null_as_empty")]
     contexts: Vec<Named>,
+    #[serde(deserialize_with = "null_as_empty")]
     clusters: Vec<Named>,
+    #[serde(deserialize_with = "null_as_empty")]
     users: Vec<Named>,
 }
 
@@ -200,6 +204,9 @@ users:
             let problem = read(&text).unwrap_err();
             assert!(problem.contains(expected), "{problem}\nshould contain: {expected}");
         }
+        // As `kubectl config view` writes an empty one.
+        let empty = "{current-context: a, contexts: null, clusters: null, users: null}";
+        assert_eq!(read(empty), Err("its context `a` does not exist".into()));
     }
 
     proptest! {

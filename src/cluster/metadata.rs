@@ -2,6 +2,7 @@
 //! request that failed (apimachinery's `meta/v1`). Unknown fields are ignored.
 
 use super::error::Cause;
+use crate::domain::null_as_empty;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,6 +24,7 @@ pub struct ObjectMeta {
     /// Since when it waits for its finalizers, as RFC 3339.
     pub deletion_timestamp: Option<String>,
     /// Its labels.
+    #[serde(deserialize_with = "null_as_empty")]
     pub labels: BTreeMap<String, String>,
     /// The annotations that are read.
     pub annotations: Annotations,
@@ -61,7 +63,8 @@ pub struct List<T> {
 #[serde(bound(deserialize = "T: Deserialize<'de>"))]
 struct Received<T> {
     metadata: ListMeta,
-    items: Option<Vec<T>>,
+    #[serde(default, deserialize_with = "null_as_empty")]
+    items: Vec<T>,
 }
 
 #[derive(Deserialize)]
@@ -72,11 +75,7 @@ struct ListMeta {
 
 impl<T> From<Received<T>> for List<T> {
     fn from(Received { metadata, items }: Received<T>) -> Self {
-        List {
-            resource_version: metadata.resource_version,
-            // Go writes an empty list as `null` too.
-            items: items.unwrap_or_default(),
-        }
+        List { resource_version: metadata.resource_version, items }
     }
 }
 
@@ -106,6 +105,7 @@ pub(super) struct Status {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct StatusDetails {
     pub(super) name: String,
+    #[serde(deserialize_with = "null_as_empty")]
     pub(super) causes: Vec<Cause>,
     retry_after_seconds: u64,
 }

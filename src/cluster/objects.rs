@@ -1,8 +1,8 @@
 //! The parts of Kubernetes objects that this program reads. Unknown fields are ignored.
 
 use super::metadata::ObjectMeta;
-use crate::domain::{Allocated, DraName};
-use serde::Deserialize;
+use crate::domain::{Allocated, DraName, null_as_empty};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -24,6 +24,7 @@ pub struct ClaimStatus {
     /// deallocated, then allocated again.
     pub allocation: Option<Allocation>,
     /// The consumers that may use the claim: pods.
+    #[serde(deserialize_with = "null_as_empty")]
     pub reserved_for: Vec<Consumer>,
 }
 
@@ -44,8 +45,10 @@ pub struct Allocation {
 #[serde(default)]
 pub struct AllocatedDevices {
     /// The devices, of all drivers.
+    #[serde(deserialize_with = "null_as_empty")]
     pub results: Vec<DeviceResult>,
     /// Their configuration. A later entry overrides an earlier one.
+    #[serde(deserialize_with = "null_as_empty")]
     pub config: Vec<DeviceConfig>,
 }
 
@@ -86,6 +89,7 @@ pub struct DeviceConfig {
     /// `FromClass` or `FromClaim`.
     pub source: String,
     /// The requests that it is for. None means all.
+    #[serde(deserialize_with = "null_as_empty")]
     pub requests: Vec<String>,
     /// The parameters for one driver.
     pub opaque: Option<OpaqueConfig>,
@@ -132,6 +136,7 @@ pub struct NodeStatus {
     /// What the kubelet has read on its machine.
     pub node_info: NodeInfo,
     /// The conditions, of all programs.
+    #[serde(deserialize_with = "null_as_empty")]
     pub conditions: Vec<NodeCondition>,
 }
 
@@ -186,9 +191,19 @@ pub struct UserInfo {
     /// Distinguishes users that have the same name at different times.
     pub uid: String,
     /// The user's groups.
+    #[serde(deserialize_with = "null_as_empty")]
     pub groups: Vec<String>,
     /// Further facts.
+    #[serde(deserialize_with = "extra")]
     pub extra: BTreeMap<String, Vec<String>>,
+}
+
+/// The extra of a user. The list of each key may be `null` too (see [`null_as_empty`]).
+fn extra<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<String, Vec<String>>, D::Error> {
+    let received: BTreeMap<String, Option<Vec<String>>> = null_as_empty(deserializer)?;
+    Ok(received.into_iter().map(|(key, values)| (key, values.unwrap_or_default())).collect())
 }
 
 impl UserInfo {
@@ -252,6 +267,7 @@ pub(super) struct SubjectAccessReviewStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::with_one_null;
     use serde_json::json;
 
     fn user(name: &str, groups: &[&str], node: Option<&str>) -> UserInfo {
@@ -278,10 +294,11 @@ mod tests {
 
     #[test]
     fn a_claim_is_read_and_its_unknown_fields_are_ignored() {
-        let claim: ResourceClaim = serde_json::from_value(json!({
+        let object = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
             "metadata": { "name": "c", "namespace": "n", "uid": "u", "resourceVersion": "7",
-                "deletionTimestamp": "2026-01-02T03:04:05Z", "managedFields": [{}] },
+                "deletionTimestamp": "2026-01-02T03:04:05Z", "managedFields": [{}],
+                "labels": { "a": "b" } },
             "spec": { "devices": { "requests": [{ "name": "gpu" }] } },
             "status": {
                 "reservedFor": [{ "resource": "pods", "name": "p", "uid": "pu" }],
@@ -301,8 +318,15 @@ mod tests {
                     },
                 },
             },
-        }))
-        .unwrap();
+        });
+        let nulls = with_one_null(&object, &["labels"]);
+        let lists = ["reservedFor", "results", "config", "requests"];
+        assert!(lists.iter().all(|list| nulls.iter().any(|(at, _)| at.ends_with(list))));
+        for (at, object) in nulls {
+            let read = serde_json::from_value::<ResourceClaim>(object);
+            assert!(read.is_ok(), "{at} is null");
+        }
+        let claim: ResourceClaim = serde_json::from_value(object).unwrap();
         assert_eq!(claim.metadata.deletion_timestamp.as_deref(), Some("2026-01-02T03:04:05Z"));
         assert_eq!(claim.metadata.resource_version, "7");
         assert_eq!(claim.status.reserved_for[0].uid, "pu");
@@ -324,5 +348,17 @@ mod tests {
             let claim: ResourceClaim = serde_json::from_value(json!({ "status": status })).unwrap();
             assert_eq!(claim, ResourceClaim::default());
         }
+    }
+
+    #[test]
+    fn an_empty_list_of_a_node_or_user_may_be_null() {
+        let node: Node =
+            serde_json::from_value(json!({ "status": { "conditions": null } })).unwrap();
+        assert_eq!(node, Node::default());
+        let read: UserInfo =
+            serde_json::from_value(json!({ "groups": null, "extra": null })).unwrap();
+        assert_eq!(read, UserInfo::default());
+        let read: UserInfo = serde_json::from_value(json!({ "extra": { "a": null } })).unwrap();
+        assert_eq!(read.extra, BTreeMap::from([("a".to_owned(), Vec::new())]));
     }
 }

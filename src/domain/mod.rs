@@ -26,6 +26,7 @@ mod inventory;
 pub mod limits;
 mod mps;
 mod not_released;
+mod null;
 mod nvidia_driver;
 mod nvidia_feature;
 mod nvidia_node;
@@ -88,6 +89,9 @@ pub use hook::{
 pub use inventory::{Inventory, Offered, Offering};
 pub use mps::{MPS_CLIENTS_MAX, MpsSetup, MpsState, MpsStates, mps_run_here};
 pub use not_released::NotReleased;
+pub use null::null_as_empty;
+#[cfg(test)]
+pub(crate) use null::with_one_null;
 pub use nvidia_driver::{CdiHookProgram, DriverFile, DriverLibrary, DriverLink, NvidiaDriver};
 pub use nvidia_feature::{NvidiaFeature, NvidiaFeatures, Switch};
 pub use nvidia_node::{NvidiaGpu, NvidiaInstance, NvidiaNode};

@@ -3,6 +3,7 @@
 
 use super::DRIVER;
 use super::names::NodeName;
+use crate::domain::null_as_empty;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -65,16 +66,16 @@ pub struct ObjectMeta {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub resource_version: String,
     /// The objects with which it is deleted.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub owner_references: Vec<OwnerReference>,
     /// Labels, which other programs may set.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_empty")]
     pub labels: BTreeMap<String, String>,
     /// Annotations, which other programs may set.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_empty")]
     pub annotations: BTreeMap<String, String>,
     /// What other programs do before the object is deleted.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub finalizers: Vec<String>,
 }
 
@@ -107,11 +108,11 @@ pub struct Spec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_name: Option<String>,
     /// The devices, at most [`limits::DEVICES`]. The scheduler takes the first one that fits.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub devices: Vec<Device>,
     /// Sets of counters, at most [`limits::COUNTER_SETS`]. From Kubernetes 1.35 on, a slice has
     /// devices or counters.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub shared_counters: Vec<Counters>,
 }
 
@@ -135,17 +136,17 @@ pub struct Device {
     /// Its name, unique in the pool: a DNS label.
     pub name: String,
     /// Its attributes. A name without a domain has the driver's.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_empty")]
     pub attributes: BTreeMap<String, Attribute>,
     /// Its capacities, such as memory.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_empty")]
     pub capacity: BTreeMap<String, Capacity>,
     /// Why a claim without a toleration does not get it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub taints: Vec<Taint>,
     /// What it consumes of sets of the pool while it is allocated, at most
     /// [`limits::CONSUMED_SETS`] of them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub consumes_counters: Vec<Counters>,
 }
 
@@ -161,6 +162,7 @@ pub struct Counters {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub counter_set: String,
     /// The counters by name, each with what there is or what is consumed.
+    #[serde(deserialize_with = "null_as_empty")]
     pub counters: BTreeMap<String, Capacity>,
 }
 
@@ -340,6 +342,7 @@ pub(super) fn object(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::with_one_null;
     use serde_json::json;
 
     #[test]
@@ -350,6 +353,7 @@ mod tests {
             "metadata": {
                 "name": "n1-holdfast.dev-gpu-0", "uid": "u1", "resourceVersion": "7",
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "u0", "controller": true}],
+                "labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["e"],
             },
             "spec": {
                 "driver": "holdfast.dev",
@@ -369,6 +373,13 @@ mod tests {
         });
         let slice: ResourceSlice = serde_json::from_value(object.clone()).unwrap();
         assert_eq!(serde_json::to_value(&slice).unwrap(), object);
+        let maps = ["labels", "annotations", "attributes", "capacity", "counters"];
+        let nulls = with_one_null(&object, &maps);
+        assert_eq!(nulls.len(), 10);
+        for (at, object) in nulls {
+            let read = serde_json::from_value::<ResourceSlice>(object);
+            assert!(read.is_ok_and(|read| read != slice), "{at} is null");
+        }
         let mut newer = object;
         newer["status"] = json!({});
         newer["metadata"]["managedFields"] = json!([{"manager": "holdfast"}]);

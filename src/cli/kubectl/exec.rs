@@ -7,6 +7,7 @@
 
 use super::bridge::{Bridge, accepted, encoded};
 use super::targets::Pod;
+use crate::domain::null_as_empty;
 use futures_util::StreamExt as _;
 use hyper::header::{
     CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
@@ -125,6 +126,7 @@ struct Status {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Details {
+    #[serde(deserialize_with = "null_as_empty")]
     causes: Vec<Cause>,
 }
 

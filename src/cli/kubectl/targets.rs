@@ -1,5 +1,6 @@
 //! Which pods are asked: the daemon's pod of each selected node. Pure.
 
+use crate::domain::null_as_empty;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +48,7 @@ pub(super) struct Targets {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct List {
+    #[serde(deserialize_with = "null_as_empty")]
     items: Vec<Object>,
 }
 
@@ -71,6 +73,7 @@ struct Metadata {
 #[serde(default, rename_all = "camelCase")]
 struct Spec {
     node_name: String,
+    #[serde(deserialize_with = "null_as_empty")]
     containers: Vec<Container>,
 }
 
@@ -78,6 +81,7 @@ struct Spec {
 #[serde(default)]
 struct Container {
     name: String,
+    #[serde(deserialize_with = "null_as_empty")]
     args: Vec<String>,
 }
 
@@ -85,6 +89,7 @@ struct Container {
 #[serde(default, rename_all = "camelCase")]
 struct PodStatus {
     phase: String,
+    #[serde(deserialize_with = "null_as_empty")]
     container_statuses: Vec<ContainerStatus>,
 }
 
@@ -303,7 +308,11 @@ mod tests {
         for list in [json!(null), json!({"items": 3}), json!({"items": [{"spec": 3}]})] {
             assert!(daemon_pods(list).is_err());
         }
-        let bare = json!({"items": [{"spec": {"nodeName": "a"}}]});
+        let bare = json!({"items": [{
+            "spec": {"nodeName": "a", "containers": null},
+            "status": {"containerStatuses": null},
+        }]});
+        assert_eq!(daemon_pods(json!({"items": null})), Ok(BTreeMap::new()));
         assert_eq!(
             daemon_pods(bare).unwrap()["a"].problem.as_deref(),
             Some("its pod  does not run: ")

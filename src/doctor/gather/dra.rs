@@ -9,7 +9,7 @@ use super::mounts::{Mount, mount_of, mounts};
 use super::{AddFacts, QUERY_DEADLINE, ReaderInput, ask};
 use crate::cluster::{Client, ClusterError, Collection, Credentials, RESOURCE_SLICES};
 use crate::config::Config;
-use crate::domain::DRA_DRIVER;
+use crate::domain::{DRA_DRIVER, null_as_empty};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -99,6 +99,7 @@ pub(super) fn answer<T>(
 /// `APIGroup` of apimachinery's `meta/v1`.
 #[derive(Debug, Deserialize)]
 struct Group {
+    #[serde(deserialize_with = "null_as_empty")]
     versions: Vec<Version>,
 }
 
