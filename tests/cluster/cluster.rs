@@ -56,12 +56,17 @@ impl Cluster {
         cluster
     }
 
-    /// Whether a feature gate of Kubernetes is off. That is printed, and the test is skipped. A
-    /// gate that the API server does not know any more is on.
-    pub(crate) fn lacks(&self, gate: &str) -> bool {
+    /// Whether a feature gate of Kubernetes is off. A gate that the API server does not know any
+    /// more is on.
+    pub(crate) fn is_off(&self, gate: &str) -> bool {
         let name = format!("kubernetes_feature_enabled{{name=\"{gate}\",");
         let metrics = self.api.text("/metrics");
-        let is_off = metrics.lines().any(|line| line.starts_with(&name) && line.ends_with(" 0"));
+        metrics.lines().any(|line| line.starts_with(&name) && line.ends_with(" 0"))
+    }
+
+    /// As [`Cluster::is_off`]. It prints that the test is skipped.
+    pub(crate) fn lacks(&self, gate: &str) -> bool {
+        let is_off = self.is_off(gate);
         if is_off {
             say(format_args!("SKIPPED: the feature gate `{gate}` of Kubernetes is off"));
         }

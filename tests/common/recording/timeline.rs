@@ -161,6 +161,8 @@ impl Timeline {
                 step.lanes.insert(lane.to_owned(), texts.split(" | ").map(str::to_owned).collect());
             }
         }
+        // As in a recording, which has no step without an observation.
+        steps.retain(|step| !step.lanes.is_empty());
         Timeline { steps }
     }
 
