@@ -38,8 +38,6 @@ pub struct ApiReport {
     pub published: usize,
     /// Whether the kubelet calls before a container starts (`pre_start_required`).
     pub pre_start: bool,
-    /// Whether the list has NUMA nodes.
-    pub has_numa: bool,
 }
 
 impl ApisReport {
@@ -84,7 +82,6 @@ fn report(offering: &Offering, grants: &[Arc<Grant>], published: Option<&Publish
         by_claim: if is_offered && published.is_some() { free } else { 0 },
         published: published.map_or(0, |it| it.devices_of(name.as_str())),
         pre_start: offering.spec.needs_pre_start(),
-        has_numa: offering.devices.values().any(|it| !it.device.numa_nodes.is_empty()),
         ..ApiReport::default()
     }
 }

@@ -8,8 +8,8 @@ use super::prepare::{Prepared, Request};
 use super::shared::Shared;
 use crate::domain::limits::LISTS_MAX;
 use crate::domain::{
-    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Inventory, Offering, Refusal,
-    ResourceName,
+    AllocId, ApiCapabilities, ContainerEdits, Device, DeviceId, Health, Inventory, Offering,
+    Reason, Refusal, ResourceName,
 };
 use crate::kubelet::api;
 use crate::messages::{
@@ -256,6 +256,22 @@ impl Drop for StreamGuard {
     }
 }
 
+/// The list after which a resource ends: no device is for containers, or near a NUMA node. `None`
+/// if `sent` is such a list.
+///
+/// The kubelet remembers the devices for five minutes, and its Topology Manager would reject a pod
+/// that gets them by a claim for the same number, for the lack of a healthy one near a NUMA node
+/// (`devicemanager/topology_hints.go`). The ids stay: an Allocate may be in flight, and the kubelet
+/// crashes if its answer is for an id that is not in the list.
+fn last(sent: &Offering) -> Option<Offering> {
+    let mut last = sent.clone();
+    Arc::make_mut(&mut last.spec).topology = false;
+    for offered in last.devices.values_mut().filter(|it| it.health.is_healthy()) {
+        offered.health = Health::Unhealthy(Reason::Deselected);
+    }
+    (!last.devices.is_empty() && last != *sent).then_some(last)
+}
+
 /// One ListAndWatch stream: the whole list at once, then again after every change of this resource.
 struct Lists {
     inventory: watch::Receiver<Arc<Inventory>>,
@@ -268,15 +284,18 @@ impl Lists {
         loop {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let current = inventory.resources.get(&self.guard.0.resource);
-            // A resource that is not in the inventory has no list. An empty list is sent only when
-            // the resource has no devices.
-            if self.sent.is_some() && current.is_none() {
-                // Its last list was sent before, and registration ends it.
-                return None;
+            // A resource that is not in the inventory has no further list, and registration ends
+            // it. An empty list is sent only when the resource has no devices.
+            if let (None, Some((_, sent))) = (current, &self.sent) {
+                let last = Arc::new(last(sent)?);
+                self.sent = Some((Instant::now(), Arc::clone(&last)));
+                return Some((last, self));
             }
-            // Only changes of the devices are sent: the kubelet does not see what a container gets.
+            // Only changes that the kubelet sees are sent: not what a container gets.
             let is_news = |offering: &&Arc<Offering>| {
-                self.sent.as_ref().is_none_or(|(_, sent)| sent.devices != offering.devices)
+                self.sent.as_ref().is_none_or(|(_, sent)| {
+                    sent.devices != offering.devices || sent.spec.topology != offering.spec.topology
+                })
             };
             if let Some(offering) = current.filter(is_news) {
                 if let Some((at, _)) = &self.sent {
@@ -298,5 +317,27 @@ impl Lists {
                 std::future::pending::<()>().await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::core::tests::offering;
+    use super::*;
+    use crate::kubelet::api::v1beta1::list;
+
+    #[test]
+    fn the_last_list_has_all_ids_and_leaves_the_kubelet_nothing_to_align() {
+        let mut sent = offering(&[("a", "a", Some(0)), ("b", "b", Some(1))]);
+        let away = Health::Unhealthy(Reason::DeviceGone);
+        sent.devices.get_mut(&DeviceId::new("b")).unwrap().health = away;
+        let last = last(&sent).unwrap();
+        assert_eq!(list(&sent).devices.iter().filter(|it| it.topology.is_some()).count(), 2);
+        let shown = list(&last).devices;
+        assert!(shown.iter().all(|it| it.topology.is_none() && it.health == "Unhealthy"));
+        assert!(last.devices.keys().eq(sent.devices.keys()), "the kubelet would crash");
+        assert_eq!(last.devices[&DeviceId::new("b")].health, away);
+        assert_eq!(super::last(&last), None, "one is enough");
+        assert_eq!(super::last(&offering(&[])), None);
     }
 }

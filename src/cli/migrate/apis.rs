@@ -104,7 +104,6 @@ fn ask(global: &Global) -> Result<State, Failed> {
             by_claim: report.by_claim,
             published: report.published,
             pre_start: report.pre_start,
-            has_numa: report.has_numa,
             waits_for: Vec::new(),
         }
     };

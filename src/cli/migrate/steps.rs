@@ -57,9 +57,6 @@ pub(super) struct Resource {
     /// Whether the kubelet calls before a container starts.
     #[serde(skip)]
     pub(super) pre_start: bool,
-    /// Whether its devices have NUMA nodes.
-    #[serde(skip)]
-    pub(super) has_numa: bool,
     pub(super) held: Vec<Holding>,
     /// What the next step waits for, one sentence each.
     pub(super) waits_for: Vec<String>,

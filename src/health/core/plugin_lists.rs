@@ -7,7 +7,9 @@ use std::sync::Arc;
 /// The lists for the kubelet. [`Api::is_in_list`] decides about each id. A resource whose free
 /// devices are not given by number is among the lists only while a container holds one of its
 /// devices through the device plugin: the kubelet starts this container again with the same ids, so
-/// they stay as they are (I3).
+/// they stay as they are (I3). Such a list has no NUMA nodes: other pods get the devices by claims
+/// for the same number, and the kubelet's Topology Manager would reject them for the lack of a
+/// healthy device near one.
 ///
 /// Unchanged lists are shared with `before`, and everything with the inventory if all free devices
 /// are given by number and no claim holds one.
@@ -56,6 +58,9 @@ fn reduced(offering: &Offering, held: &Held) -> Option<Offering> {
         return None;
     }
     let mut list = offering.clone();
+    if !api.gives_by_number() {
+        Arc::make_mut(&mut list.spec).topology = false;
+    }
     for (id, offered) in &mut list.devices {
         let held = match (by_number.contains(id), by_claims.contains(id)) {
             (true, _) => HeldBy::Container,
@@ -188,6 +193,10 @@ mod tests {
             };
             assert_eq!(list(&[]), expected(free), "{api:?}");
             assert_eq!(list(&[grant("r", "a")]), expected(by_container), "{api:?}");
+            // A list of a resource that is only for claims has no NUMA nodes.
+            let held = held([&grant("r", "a")].into_iter());
+            let spec = plugin_lists(&inventory, &held, &Arc::default());
+            assert_eq!(spec.resources[&"x.y/r".parse().unwrap()].spec.topology, free.is_some());
             assert_eq!(list(&[of_claim("r", "a")]), expected(by_claim), "{api:?}");
         }
     }

@@ -175,8 +175,6 @@ fn a_plan_warns_of_what_the_kubelet_and_the_scheduler_do() {
     assert!(!plain.contains("five minutes"), "{plain}");
     let hooked = Resource { pre_start: true, ..resource("plugin", &[]) };
     assert!(warnings(hooked, Api::Dra).contains("their start fails"));
-    let near = Resource { has_numa: true, ..resource("plugin", &[]) };
-    assert!(warnings(near, Api::Dra).contains("single-numa-node"));
     let lost = Resource { registered: false, ..resource("plugin", &[false]) };
     assert!(warnings(lost, Api::Both).contains("does not have example.com/gpu, whose containers"));
     assert!(warnings(resource("dra", &[]), Api::Both).contains("race for a device"));

@@ -260,18 +260,12 @@ pub(super) fn warnings(state: &State, to: Api, chosen: &[&Resource]) -> Vec<Stri
                  number again"
                     .to_owned(),
             );
-            let is_refused = |it: &&&Resource| it.pre_start || it.has_numa;
-            let refused: Vec<&Resource> = chosen.iter().filter(is_refused).copied().collect();
+            let refused: Vec<&Resource> =
+                chosen.iter().filter(|it| it.pre_start).copied().collect();
             if !refused.is_empty() {
-                let why = if refused.iter().any(|it| it.pre_start) {
-                    "their start fails"
-                } else {
-                    "with the Topology Manager policy `restricted` or `single-numa-node` it rejects \
-                     them"
-                };
                 all.push(format!(
                     "until five minutes later, the kubelet treats such pods as those of the device \
-                     plugin of {}: {why}",
+                     plugin of {}: their start fails",
                     names(refused.into_iter())
                 ));
             }
