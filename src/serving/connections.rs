@@ -189,7 +189,8 @@ fn stream(fd: OwnedFd) -> io::Result<UnixStream> {
 async fn hold(stream: &UnixStream, label: &Label) -> io::Result<()> {
     let lists = match label {
         Label::Connection { lists, .. } => Some(*lists),
-        // The kubelet opens its stream of health again, and no device is unknown until then.
+        // The kubelet opens its stream of health again within 5 s. A pod that it synchronises
+        // before has devices of unknown health in its status.
         Label::DraConnection => Some(0),
         Label::Socket(_) | Label::DraSocket(_) => None,
     };
