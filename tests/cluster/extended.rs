@@ -4,10 +4,12 @@
 use crate::api::{CLAIMS, NODES, PODS};
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
+use crate::moving::POLICIES;
 use crate::node::{NODE, processes_of_pod};
 use crate::objects::{claim, main_started, pod, text_of};
 use crate::pki::kubeconfig;
-use crate::{SOON, say, wait_for};
+use crate::racing::DEVICES as GPUS;
+use crate::{SOON, hardware, say, wait_for};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -24,6 +26,15 @@ const NUMBERED: &str = r#"
 name = "example.com/numbered"
 class = "char"
 paths = [{ host = "/dev/claimed*", container = "/dev/claimed/" }]
+api = "plugin"
+"#;
+/// The resource as GPUs, which have NUMA nodes.
+const ALIGNED: &str = r#"
+[[resource]]
+name = "example.com/numbered"
+class = "gpu"
+contract = "generic"
+select = { vendor = ["10de"] }
 api = "plugin"
 "#;
 const DEVICES: usize = crate::node::DEVICES;
@@ -152,6 +163,57 @@ pub(crate) fn by_plugin_and_by_claim(cluster: &mut Cluster) {
          the deletion of the last pods with devices by number"
     ));
     files_about_devices(cluster, daemon);
+}
+
+/// A pod that gets a claim for its number is not rejected by the kubelet's Topology Manager,
+/// although the device plugin has no device for it: neither while a container still has one by
+/// number, nor in the minutes after the end of the plugin's last list.
+pub(crate) fn with_policies(cluster: &mut Cluster) {
+    if cluster.lacks("DRAExtendedResource") {
+        return;
+    }
+    let root = hardware::made(cluster);
+    let credentials = kubeconfig(&cluster.dir, "kubelet");
+    for policy in POLICIES {
+        cluster.node.restart_with_policy(policy);
+        let daemon = Daemon::launch(cluster, &root, &credentials, ALIGNED);
+        daemon.wait_until_registered(cluster);
+        cluster.until_allocatable(NAME, GPUS);
+        cluster.api.create(CLASSES, &class());
+        let moves = |from: &str, to: &str| {
+            daemon.configure(&format!("api = \"{from}\""), &format!("api = \"{to}\""));
+        };
+        let by_claim = |cluster: &mut Cluster, name: &str| {
+            cluster.until_allocatable(NAME, 0);
+            cluster.api.create(PODS, &numbered(name, NAME, &[1]));
+            let pod = cluster.running(name);
+            special_claim(&pod).unwrap_or_else(|| panic!("{pod}")).to_owned()
+        };
+
+        // No container has a device by number.
+        moves("plugin", "dra");
+        let first = by_claim(cluster, "after-the-list");
+        cluster.end("after-the-list");
+        daemon.wait_until_released(&first);
+        moves("dra", "plugin");
+        cluster.until_allocatable(NAME, GPUS);
+        // One has, and its device is not allocatable either.
+        cluster.api.create(PODS, &numbered("by-plugin", NAME, &[1]));
+        assert_eq!(special_claim(&cluster.running("by-plugin")), None);
+        moves("plugin", "dra");
+        cluster.published(GPUS);
+        let who = daemon.who();
+        let held = who["grants"].as_array().unwrap().iter().find(|it| it["resource"] == NAME);
+        let id = held.unwrap()["devices"][0].as_str().unwrap().to_owned();
+        daemon.instruct(&["device", "cordon", &id, "--reason", "test"]);
+        let second = by_claim(cluster, "beside-the-list");
+        daemon.instruct(&["device", "uncordon", &id]);
+        cluster.end("by-plugin");
+        cluster.end("beside-the-list");
+        daemon.wait_until_released(&second);
+        cluster.api.delete(&format!("{CLASSES}/numbered"), None);
+        say(format_args!("pods with a number get a claim with the policy `{policy}`"));
+    }
 }
 
 /// Runs `kubectl cordon` or `kubectl uncordon`.

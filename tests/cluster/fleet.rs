@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::daemon::resident_kib;
 use crate::real::binary::as_in_unit;
 use crate::real::process::Process;
-use crate::{SOON, pki, say};
+use crate::{SOON, number, pki, say};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -21,10 +21,6 @@ const FLEET: usize = 10;
 const QUIET_SECONDS: usize = 10;
 /// The longest pause of a daemon after a failure, with the node's own part (docs/dra.md).
 const PAUSE_MAX: Duration = Duration::from_secs(35);
-
-fn number(variable: &str, usual: usize) -> usize {
-    std::env::var(variable).map_or(usual, |text| text.parse().unwrap())
-}
 
 #[derive(Debug)]
 struct Member {

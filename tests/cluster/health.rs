@@ -20,7 +20,7 @@ impl Cluster {
     }
 
     /// The health of the devices of a pod in its status (`allocatedResourcesStatus`).
-    fn health(&self, pod: &str) -> Vec<String> {
+    pub(crate) fn health(&self, pod: &str) -> Vec<String> {
         let pod = self.pod(pod).unwrap();
         let status = &pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"];
         let resources = status.as_array().into_iter().flatten();

@@ -8,8 +8,13 @@
 //! the one just built, such as a release build: figures are compared with their limits only then.
 //! The tests of the DaemonSet also need `containernetworking-plugins python3 dpkg binutils` and the
 //! requirements of `packaging/image/build`; that of the chart needs `HOLDFAST_HELM_PYTHON`, a
-//! Python with helm-sdkpy. `HOLDFAST_ROLLOUTS`, `HOLDFAST_REBOOTS`, `HOLDFAST_PODS` and
-//! `HOLDFAST_FLEET` are numbers of rounds.
+//! Python with helm-sdkpy. `HOLDFAST_ROLLOUTS`, `HOLDFAST_REBOOTS`, `HOLDFAST_UPGRADES`,
+//! `HOLDFAST_PODS` and `HOLDFAST_FLEET` are numbers of rounds.
+//!
+//! `HOLDFAST_GATES` is the `--feature-gates` of each component of Kubernetes, without which they
+//! have the defaults of their version. `AllAlpha=false,AllBeta=false` switches off all features
+//! that are not yet generally available. A test of a feature whose gate is off is skipped with a
+//! message.
 //!
 //! The tests of one process share one control plane, which takes half a minute to start. The first
 //! one runs this binary again with the same arguments, in mount, network and process namespaces,
@@ -35,6 +40,7 @@ mod hardware;
 mod health;
 mod holders;
 mod many;
+mod moving;
 mod node;
 mod objects;
 mod outages;
@@ -131,6 +137,11 @@ fn passed(binaries: PathBuf) -> &'static BTreeSet<String> {
     })
 }
 
+/// `HOLDFAST_…`, or the usual number.
+fn number(variable: &str, usual: usize) -> usize {
+    std::env::var(variable).map_or(usual, |text| text.parse().unwrap())
+}
+
 /// Defines tests by the function that checks.
 macro_rules! tests {
     ($($name:ident: $checks:path,)*) => {
@@ -165,8 +176,9 @@ tests! {
     a_failed_device_is_shown_with_the_kubelets_credentials: reporting::kubelet,
     a_failed_device_is_shown_with_the_service_account: reporting::service_account,
     pods_of_both_apis_race_for_devices: racing::both_apis,
-    a_node_moves_between_the_apis_while_pods_come_and_go: racing::moves,
-    upgrades_hurt_no_pod_of_either_api: racing::upgrades,
+    a_node_moves_between_the_apis_while_pods_come_and_go: moving::without_policy,
+    a_node_moves_between_the_apis_with_aligned_devices: moving::with_policies,
+    upgrades_hurt_no_pod_of_either_api: upgrades::under_churn,
     the_daemon_set_of_the_base_gives_pods_their_devices: daemon_set::rollouts::installed,
     rollouts_hurt_no_pod_and_no_device: daemon_set::rollouts::under_churn,
     a_daemon_set_is_deleted_and_made_again: daemon_set::lifecycle::made_again,
@@ -180,6 +192,7 @@ tests! {
     each_component_uses_all_its_rights_and_no_others: daemon_set::security::rights_are_used,
     the_api_server_decides_who_reads_metrics: readers::decided,
     a_number_is_served_by_the_plugin_or_by_a_claim: extended::by_plugin_and_by_claim,
+    a_number_is_served_by_a_claim_with_aligned_devices: extended::with_policies,
     two_device_plugins_fight_for_one_resource: fighting::two_plugins,
     many_nodes_share_an_api_server: fleet::many_nodes,
     kubectl_holdfast_asks_two_hundred_nodes: many::of_the_plugin,

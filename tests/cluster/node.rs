@@ -2,6 +2,7 @@
 
 use crate::SOON;
 use crate::pki::kubeconfig;
+use crate::plane;
 use crate::real::process::Process;
 use crate::real::sandbox::output;
 use crate::real::{containerd, gpus, network};
@@ -10,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::net::TcpStream;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -38,6 +40,7 @@ volumePluginDir: DIR/volume-plugins
 syncFrequency: 5s
 nodeStatusUpdateFrequency: 5s
 cgroupDriver: cgroupfs
+topologyManagerPolicy: POLICY
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: []
@@ -60,7 +63,14 @@ pub(crate) struct Node {
     containerd: Process,
     kubelet: Option<Process>,
     starts: usize,
+    /// The policy of the kubelet's Topology Manager.
+    policy: &'static str,
 }
+
+/// The policy of most tests: the kubelet considers no NUMA node.
+pub(crate) const NO_POLICY: &str = "none";
+/// The kubelet's entries of the NUMA nodes.
+const NUMA: &str = "/sys/devices/system/node";
 
 /// The network and the files of the node, before anything starts.
 pub(crate) fn furnish(dir: &Path) {
@@ -78,11 +88,36 @@ pub(crate) fn furnish(dir: &Path) {
         }
     }
     output(Command::new("mount").args(["--move"]).arg(&own).arg("/dev"));
+    if Path::new(NUMA).is_dir() {
+        make_numa_nodes(dir);
+    }
     (0..DEVICES).for_each(|n| gpus::make_node(Path::new(&device(n)), MAJOR, n as u64));
     gpus::make_node(Path::new(PLUGIN_DEVICE), MAJOR, DEVICES as u64);
     // Another one after each simulated reboot.
     fs::write(dir.join("boot_id"), fs::read(BOOT_ID).unwrap()).unwrap();
     output(Command::new("mount").arg("--bind").arg(dir.join("boot_id")).arg(BOOT_ID));
+}
+
+/// Gives the kubelet two NUMA nodes, as the made machine has (`lab::sim::hardware`): each is a copy
+/// of the real node 0, with every second processor of it.
+fn make_numa_nodes(dir: &Path) {
+    let (real, own) = (Path::new(NUMA).join("node0"), dir.join("numa"));
+    for (node, distance) in [(0, "10 20"), (1, "20 10")] {
+        let copy = own.join(format!("node{node}"));
+        fs::create_dir_all(&copy).unwrap();
+        let meminfo = fs::read_to_string(real.join("meminfo")).unwrap();
+        let meminfo = meminfo.replace("Node 0", &format!("Node {node}"));
+        fs::write(copy.join("meminfo"), meminfo).unwrap();
+        fs::write(copy.join("distance"), distance).unwrap();
+        for processor in (0..).step_by(2).map(|n| n + node) {
+            let name = format!("cpu{processor}");
+            if !real.join(&name).exists() {
+                break;
+            }
+            symlink(format!("../../cpu/{name}"), copy.join(name)).unwrap();
+        }
+    }
+    output(Command::new("mount").arg("--bind").arg(own).arg(NUMA));
 }
 
 /// The node of a device for claims.
@@ -92,11 +127,6 @@ pub(crate) fn device(n: usize) -> String {
 
 impl Node {
     pub(crate) fn start(dir: &Path) -> Self {
-        let config = KUBELET
-            .replace("ADDRESS", ADDRESS)
-            .replace("SOCKET", containerd::socket(dir).to_str().unwrap())
-            .replace("DIR", dir.to_str().unwrap());
-        fs::write(dir.join("kubelet.yaml"), config).unwrap();
         fs::create_dir_all(dir.join("cni")).unwrap();
         match network::plugins() {
             Some(_) => network::write(dir),
@@ -104,9 +134,19 @@ impl Node {
         }
         let containerd = start_containerd(dir);
         containerd::import_image(dir);
-        let mut node = Node { dir: dir.to_owned(), containerd, kubelet: None, starts: 0 };
+        let (kubelet, policy) = (None, NO_POLICY);
+        let mut node = Node { dir: dir.to_owned(), containerd, kubelet, starts: 0, policy };
         node.start_kubelet();
         node
+    }
+
+    /// Restarts the kubelet with this policy of its Topology Manager, if it has another one.
+    pub(crate) fn restart_with_policy(&mut self, policy: &'static str) {
+        if self.policy != policy {
+            self.policy = policy;
+            self.kill_kubelet();
+            self.start_kubelet();
+        }
     }
 
     /// Panics if a process has ended.
@@ -127,13 +167,20 @@ impl Node {
     /// Starts the kubelet without waiting for it.
     pub(crate) fn launch_kubelet(&mut self) {
         self.starts += 1;
+        let config = KUBELET
+            .replace("ADDRESS", ADDRESS)
+            .replace("SOCKET", containerd::socket(&self.dir).to_str().unwrap())
+            .replace("DIR", self.dir.to_str().unwrap())
+            .replace("POLICY", self.policy);
+        fs::write(self.dir.join("kubelet.yaml"), config).unwrap();
         let mut command = Command::new("kubelet");
         command
             .arg(format!("--config={}", self.dir.join("kubelet.yaml").display()))
             .arg(format!("--kubeconfig={}", kubeconfig(&self.dir, "kubelet").display()))
             .arg(format!("--cert-dir={}", self.dir.join("kubelet-certificates").display()))
             .arg(format!("--hostname-override={NODE}"))
-            .arg(format!("--node-ip={ADDRESS}"));
+            .arg(format!("--node-ip={ADDRESS}"))
+            .args(plane::gates());
         let log = self.dir.join(format!("kubelet-{}.log", self.starts));
         self.kubelet = Some(Process::start(&mut command, log));
     }

@@ -52,6 +52,9 @@ omitStages: [RequestReceived]
 rules: [{level: Metadata, users: ["system:serviceaccount:kube-system:holdfast"]}]
 "#;
 
+/// The features of Kubernetes that are switched, as the `--feature-gates` of each component.
+const GATES: &str = "HOLDFAST_GATES";
+
 const ETCD: &str = "http://127.0.0.1:2379";
 const PEERS: &str = "http://127.0.0.1:2380";
 const LIMIT: Duration = Duration::from_secs(120);
@@ -66,7 +69,9 @@ impl Plane {
     /// Starts all of it, and waits until the API server is ready.
     pub(crate) fn start(dir: &Path) -> (Self, Api) {
         let start = |name: &str, arguments: &[String]| {
-            Process::start(Command::new(name).args(arguments), dir.join(format!("{name}.log")))
+            let mut command = Command::new(name);
+            command.args(arguments).args(gates().filter(|_| name.starts_with("kube-")));
+            Process::start(&mut command, dir.join(format!("{name}.log")))
         };
         let mut etcd = start("etcd", &etcd(dir));
         wait_for("etcd answers", LIMIT, || {
@@ -94,7 +99,7 @@ impl Plane {
         self.api_server.stop(Signal::SIGKILL);
         let mut command = Command::new("kube-apiserver");
         let log = dir.join("kube-apiserver-again.log");
-        self.api_server = Process::start(command.args(api_server(dir)), log);
+        self.api_server = Process::start(command.args(api_server(dir)).args(gates()), log);
     }
 
     /// Panics if a process has ended.
@@ -102,6 +107,11 @@ impl Plane {
         self.api_server.check();
         self.others.iter_mut().for_each(Process::check);
     }
+}
+
+/// [`GATES`] as the argument of a component.
+pub(crate) fn gates() -> Option<String> {
+    Some(format!("--feature-gates={}", std::env::var(GATES).ok()?))
 }
 
 fn client(dir: &Path, name: &str) -> String {

@@ -7,8 +7,7 @@ use crate::node::MAJOR;
 use crate::objects::{claim_of, main_started, pod, text_of};
 use crate::pki::kubeconfig;
 use crate::real::gpus;
-use crate::upgrades::versions;
-use crate::{SOON, say, wait_for};
+use crate::{SOON, number, say, wait_for};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,25 +16,12 @@ use std::time::{Duration, Instant};
 
 /// The resource of a race.
 pub(crate) const NAME: &str = "example.com/raced";
-const BOTH: &str = r#"
+pub(crate) const BOTH: &str = r#"
 [[resource]]
 name = "example.com/raced"
 class = "char"
 paths = [{ host = "/dev/raced*", container = "/dev/raced/" }]
 api = "both"
-"#;
-/// Half of the devices for each API.
-const CLAIMED: &str = "example.com/raced-by-claims";
-const DIVIDED: &str = r#"
-[[resource]]
-name = "example.com/raced"
-class = "char"
-paths = [{ host = "/dev/raced[0-3]", container = "/dev/raced/" }]
-[[resource]]
-name = "example.com/raced-by-claims"
-class = "char"
-paths = [{ host = "/dev/raced[4-7]", container = "/dev/raced/" }]
-api = "dra"
 "#;
 /// The number of devices, and of pods that have not ended at a time.
 pub(crate) const DEVICES: usize = 8;
@@ -48,9 +34,13 @@ const KILLS: usize = 4;
 /// How long a race waits for an end before it continues.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Marks its device while it has it. A mark of another container is a violation.
+/// Pods that run all the time, and whether they have a claim.
+const STAY: [(&str, bool); 2] = [("stays-number", false), ("stays-claim", true)];
+
+/// Marks its device, a raced one or a GPU, while it has it. A mark of another container is a
+/// violation.
 const HOLDS: &str = r#"
-node=$(ls /dev/raced)
+node=$(ls /dev/raced /dev | grep -xE '(raced|nvidia)[0-9]+')
 [ "$(echo $node | wc -w)" = 1 ] || { echo "it has: $node" > /marks/violation-NAME; exit 1; }
 mkdir /marks/$node || { echo "another has $node" > /marks/violation-NAME; exit 1; }
 trap "rmdir /marks/$node; exit 3" TERM
@@ -63,12 +53,13 @@ rmdir /marks/$node
 pub(crate) struct Ends {
     /// Well: with a number, and with a claim.
     pub(crate) by_number: usize,
-    by_claim: usize,
-    /// Rejected by the kubelet, and deleted by the control plane.
+    pub(crate) by_claim: usize,
+    /// Rejected by the kubelet, also by its Topology Manager, and deleted by the control plane.
     pub(crate) rejected: usize,
-    evicted: usize,
+    pub(crate) misaligned: usize,
+    pub(crate) evicted: usize,
     /// Not started because of the kill of the kubelet.
-    interrupted: usize,
+    pub(crate) interrupted: usize,
 }
 
 #[derive(Debug)]
@@ -77,9 +68,11 @@ pub(crate) struct Race {
     name: &'static str,
     marks: PathBuf,
     left: usize,
-    created: usize,
+    pub(crate) created: usize,
     /// Whether every second pod has a claim.
     has_claims: bool,
+    /// Whether the Topology Manager may reject a pod: the kubelet's list has NUMA nodes.
+    pub(crate) is_aligned: bool,
     /// Pods that have not ended, and whether they have a claim.
     running: BTreeMap<String, bool>,
     pub(crate) ends: Ends,
@@ -104,9 +97,10 @@ impl Race {
         let main = &mut pod["spec"]["containers"][0];
         main["volumeMounts"] = json!([{"name": "marks", "mountPath": "/marks"}]);
         if has_claim {
-            let expression = r#"device.attributes["holdfast.dev"].path.startsWith("/dev/raced")"#;
+            let expression =
+                format!("device.attributes[\"holdfast.dev\"].resource.startsWith(\"{NAME}\")");
             let device = json!({
-                "deviceClassName": "char.holdfast.dev",
+                "deviceClassName": "holdfast.dev",
                 "selectors": [{"cel": {"expression": expression}}],
             });
             let requests = json!([{"name": "device", "exactly": device}]);
@@ -129,7 +123,7 @@ impl Race {
         let pods = cluster.api.list(PODS);
         let pods: BTreeMap<String, Value> =
             pods.into_iter().map(|pod| (text_of(&pod, "name"), pod)).collect();
-        let before = self.ends.by_number + self.ends.by_claim;
+        let before = self.ended();
         for (name, has_claim) in self.running.clone() {
             let pod = pods.get(&name);
             let status = pod.map_or(&Value::Null, |pod| &pod["status"]);
@@ -142,17 +136,19 @@ impl Race {
                 }
                 Some("Failed") => {
                     let reason = status["reason"].as_str().unwrap_or_default();
-                    let is_rejected =
-                        reason == "UnexpectedAdmissionError" || reason == format!("OutOf{NAME}");
                     // The kubelet was killed while the runtime started the container.
                     let main = &status["containerStatuses"][0]["state"]["terminated"];
-                    let is_interrupted = main["reason"] == "StartError";
-                    assert!(is_interrupted || is_rejected && !has_claim, "{name}: {status}");
-                    *(if is_rejected {
-                        &mut self.ends.rejected
-                    } else {
-                        &mut self.ends.interrupted
-                    }) += 1;
+                    *match reason {
+                        "UnexpectedAdmissionError" if !has_claim => &mut self.ends.rejected,
+                        "TopologyAffinityError" if !has_claim && self.is_aligned => {
+                            &mut self.ends.misaligned
+                        }
+                        _ if !has_claim && reason == format!("OutOf{NAME}") => {
+                            &mut self.ends.rejected
+                        }
+                        _ if main["reason"] == "StartError" => &mut self.ends.interrupted,
+                        _ => panic!("{name}: {status}"),
+                    } += 1;
                     self.create(cluster, has_claim);
                 }
                 Some(_) => continue,
@@ -168,7 +164,7 @@ impl Race {
                 cluster.api.delete(&format!("{CLAIMS}/{name}"), None);
             }
         }
-        self.ends.by_number + self.ends.by_claim > before
+        self.ended() > before
     }
 
     pub(crate) fn violations(&self) -> Vec<String> {
@@ -192,19 +188,52 @@ pub(crate) fn make_devices() {
 }
 
 /// `HOLDFAST_PODS`, or the usual number.
-fn wanted() -> usize {
-    std::env::var("HOLDFAST_PODS").map_or(PODS_WANTED, |text| text.parse().unwrap())
+pub(crate) fn wanted() -> usize {
+    number("HOLDFAST_PODS", PODS_WANTED)
+}
+
+/// The containers of [`STAY`]. The kubelet starts no other ones for them.
+pub(crate) fn started(cluster: &mut Cluster) -> [String; STAY.len()] {
+    STAY.map(|(name, _)| main_started(&cluster.running(name)))
 }
 
 impl Race {
     /// A race on a node with this number of devices for pods with a number.
-    fn new(cluster: &Cluster, name: &'static str, wanted: usize, devices: usize) -> Self {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        name: &'static str,
+        wanted: usize,
+        devices: usize,
+    ) -> Self {
         // The kubelet reports it a moment after the list.
         cluster.until_allocatable(NAME, devices);
         let marks = cluster.dir.join(format!("marks-{name}"));
         fs::create_dir(&marks).unwrap();
         let (running, ends) = (BTreeMap::new(), Ends::default());
-        Race { name, marks, left: wanted, created: 0, has_claims: true, running, ends }
+        let (created, has_claims, is_aligned) = (0, true, false);
+        Race { name, marks, left: wanted, created, has_claims, is_aligned, running, ends }
+    }
+
+    /// Creates [`STAY`], one after the other, so that neither loses its device to the other one.
+    pub(crate) fn create_stays(&self, cluster: &mut Cluster) {
+        for (name, has_claim) in STAY {
+            let script = HOLDS.replace("NAME", name).replace("SECONDS", "1000000");
+            self.create_pod(cluster, name, has_claim, &script);
+            cluster.running(name);
+        }
+    }
+
+    /// Ends [`STAY`].
+    pub(crate) fn end_stays(cluster: &Cluster) {
+        for (name, _) in STAY {
+            cluster.end(name);
+            cluster.api.delete(&format!("{CLAIMS}/{name}"), None);
+        }
+    }
+
+    /// The pods that have ended well.
+    pub(crate) fn ended(&self) -> usize {
+        self.ends.by_number + self.ends.by_claim
     }
 
     /// A race of pods with a number, which lasts until [`Race::end`].
@@ -218,9 +247,13 @@ impl Race {
         self.run(cluster, |_, _, _| ());
     }
 
-    /// Runs all pods. After each end, and when there was none for a while, `between` gets the
-    /// number of ends, and whether a pod has just ended.
-    fn run(&mut self, cluster: &mut Cluster, mut between: impl FnMut(&mut Cluster, usize, bool)) {
+    /// Runs all pods. After each end, and when there was none for a while, `between` gets this
+    /// race, and whether a pod has just ended.
+    pub(crate) fn run(
+        &mut self,
+        cluster: &mut Cluster,
+        mut between: impl FnMut(&mut Self, &mut Cluster, bool),
+    ) {
         let mut last_end = Instant::now();
         while self.left > 0 || !self.running.is_empty() {
             let began = Instant::now();
@@ -233,14 +266,14 @@ impl Race {
                 last_end = Instant::now();
             }
             assert!(last_end.elapsed() < 2 * SOON, "no pod ends: {:?}", self.running);
-            between(cluster, self.ends.by_number + self.ends.by_claim, has_ended);
+            between(self, cluster, has_ended);
         }
     }
 }
 
-/// Waits until nothing of the race holds a device.
-fn until_released(daemon: &Daemon) {
-    for resource in [NAME, CLAIMED] {
+/// Waits until no device of these resources is held.
+pub(crate) fn until_released(daemon: &Daemon, resources: &[&str]) {
+    for resource in resources {
         wait_for("every device is released", SOON, || (daemon.held(resource) == 0).then_some(()));
     }
 }
@@ -254,8 +287,8 @@ pub(crate) fn both_apis(cluster: &mut Cluster) {
     cluster.published(DEVICES);
     let mut race = Race::new(cluster, "races", wanted, DEVICES);
     let mut kills: BTreeSet<usize> = (1..=KILLS).map(|n| n * wanted / (KILLS + 1)).collect();
-    race.run(cluster, |cluster, ended, _| {
-        if kills.first().is_some_and(|at| ended >= *at) {
+    race.run(cluster, |race, cluster, _| {
+        if kills.first().is_some_and(|at| race.ended() >= *at) {
             kills.pop_first();
             daemon.kill_and_start(|| {
                 if kills.len() == KILLS / 2 {
@@ -266,84 +299,11 @@ pub(crate) fn both_apis(cluster: &mut Cluster) {
         }
     });
     let Race { created, ends, .. } = &race;
-    assert_eq!(ends.by_number + ends.by_claim, wanted);
+    assert_eq!(race.ended(), wanted);
     assert!(kills.is_empty(), "too few pods for the kills: {kills:?}");
-    until_released(&daemon);
+    until_released(&daemon, &[NAME]);
     say(format_args!(
         "{created} pods for {wanted} ends, {DEVICES} devices by both APIs, {KILLS} kills of the daemon, one of the \
          kubelet: no device in two containers; {ends:?}"
     ));
-}
-
-/// A node moves from the device plugin to DRA and back, while pods come and go. The kubelet
-/// restarts after each move. Two pods run all the time, one by number and one with a claim.
-pub(crate) fn moves(cluster: &mut Cluster) {
-    const MOVES: [&str; 4] = ["dra", "both", "plugin", "both"];
-    make_devices();
-    let wanted = wanted();
-    let credentials = kubeconfig(&cluster.dir, "kubelet");
-    let daemon = Daemon::launch(cluster, Path::new("/"), &credentials, BOTH);
-    daemon.wait_until_registered(cluster);
-    cluster.published(DEVICES);
-    let mut race = Race::new(cluster, "moves", wanted, DEVICES);
-    // One after the other, so that neither loses its device to the other one.
-    for (name, has_claim) in [("stays-number", false), ("stays-claim", true)] {
-        let script = HOLDS.replace("NAME", name).replace("SECONDS", "1000000");
-        race.create_pod(cluster, name, has_claim, &script);
-        cluster.running(name);
-    }
-    let stay = ["stays-number", "stays-claim"];
-    let started = |cluster: &mut Cluster| stay.map(|name| main_started(&cluster.running(name)));
-    let before = started(cluster);
-    let mut moves =
-        MOVES.iter().enumerate().map(|(n, api)| ((n + 1) * wanted / 5, *api)).peekable();
-    let mut api = "both";
-    race.run(cluster, |cluster, ended, has_ended| {
-        // Where all pods that are left need the other API, none ends before the next move.
-        if let Some((_, next)) = moves.next_if(|(at, _)| ended >= *at || !has_ended) {
-            daemon.configure(&format!("api = {api:?}"), &format!("api = {next:?}"));
-            api = next;
-            cluster.node.kill_kubelet();
-            cluster.node.start_kubelet();
-            assert_eq!(started(cluster), before, "a pod was hurt by the move to {next}");
-        }
-    });
-    assert!(moves.peek().is_none(), "too few pods for the moves");
-    assert_eq!(started(cluster), before);
-    let Race { created, ends, .. } = &race;
-    assert_eq!(ends.by_number + ends.by_claim, wanted);
-    say(format_args!(
-        "{created} pods for {wanted} ends over the moves to {MOVES:?}, each with a restart of the kubelet: no device in \
-         two containers, two pods ran all the time; {ends:?}"
-    ));
-    stay.iter().for_each(|name| cluster.end(name));
-    until_released(&daemon);
-}
-
-/// Instances take over from each other, while pods of both APIs come and go on different devices.
-pub(crate) fn upgrades(cluster: &mut Cluster) {
-    make_devices();
-    let wanted = wanted();
-    let credentials = kubeconfig(&cluster.dir, "kubelet");
-    let mut daemon = Daemon::launch(cluster, Path::new("/"), &credentials, DIVIDED);
-    daemon.wait_until_registered(cluster);
-    let before = cluster.published(DEVICES / 2);
-    let mut race = Race::new(cluster, "upgrades", wanted, DEVICES / 2);
-    let mut upgrades = 0;
-    race.run(cluster, |_, _, _| {
-        daemon.hand_over();
-        upgrades += 1;
-    });
-    let Race { created, ends, .. } = &race;
-    let lost = ends.rejected + ends.evicted + ends.interrupted;
-    assert_eq!((ends.by_number + ends.by_claim, lost), (wanted, 0), "{ends:?}");
-    let after = cluster.published(DEVICES / 2);
-    assert_eq!(versions(&after), versions(&before), "a slice was written");
-    assert_eq!(cluster.failed_prepares("upgrades-"), Vec::<String>::new());
-    assert!(upgrades * 4 > wanted, "{upgrades} upgrades");
-    say(format_args!(
-        "{upgrades} upgrades while {created} pods of both APIs came and went: no Allocate and no Prepare failed, no \
-         slice was written"
-    ));
-    until_released(&daemon);
 }

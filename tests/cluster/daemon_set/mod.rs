@@ -32,11 +32,6 @@ class = "char"
 paths = [{ host = "/dev/raced*", container = "/dev/raced/" }]
 "#;
 
-/// `HOLDFAST_…`, or the usual number.
-fn number(variable: &str, usual: usize) -> usize {
-    std::env::var(variable).map_or(usual, |text| text.parse().unwrap())
-}
-
 /// Why the DaemonSet cannot be tested, if so. Otherwise its image is in the runtime.
 fn is_missing(cluster: &Cluster) -> bool {
     static IMPORTED: OnceLock<bool> = OnceLock::new();

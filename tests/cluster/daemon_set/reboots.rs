@@ -1,14 +1,14 @@
 //! Reboots of the node: with the DaemonSet, and with the service, which starts before the kubelet.
 
 use super::workload::{REPLICA_SETS, holder, replica_set};
-use super::{CONFIG, DaemonSet, ask, number, until_settled};
+use super::{CONFIG, DaemonSet, ask, until_settled};
 use crate::api::{ALL_PODS, PODS};
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
 use crate::objects::text_of;
 use crate::pki::kubeconfig;
 use crate::racing::{DEVICES, NAME, make_devices};
-use crate::{SOON, say, wait_for};
+use crate::{SOON, number, say, wait_for};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,13 +1,13 @@
 //! The DaemonSet installed, and rolled out under pod churn.
 
 use super::workload::{Holding, holder};
-use super::{CONFIG, DaemonSet, NAMESPACE, number, settled};
+use super::{CONFIG, DaemonSet, NAMESPACE, settled};
 use crate::api::{Event, NODES, PODS};
 use crate::cluster::Cluster;
 use crate::node::NODE;
 use crate::racing::{DEVICES, NAME, Race};
 use crate::real::timeline::dips_ms;
-use crate::{SOON, say, wait_for};
+use crate::{SOON, number, say, wait_for};
 use std::collections::BTreeMap;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
