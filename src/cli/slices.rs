@@ -54,7 +54,8 @@ pub fn run(global: &Global, node: Option<&str>) -> Result<(), Failed> {
         .with_verdicts(&recovered.verdicts, &boot_id)
         .with_holders(grants, discovery);
     let vendors = config.vendor_attributes;
-    let facts = Facts { nvidia_driver: driver.as_deref(), nvml: Some(&found.nvml), vendors };
+    let facts =
+        Facts { nvidia_driver: driver.as_deref(), nvml: Some(&found.nvml), vendors, taken: 0 };
     let resources = offerings(&document, discovery);
     let offer = offer_of(&node, &resources, grants, &recovered.verdicts, facts);
     for dropped in &offer.dropped {
@@ -80,8 +81,8 @@ pub fn offer_of(
     verdicts: &Verdicts,
     facts: Facts<'_>,
 ) -> Offer {
-    let Holders { claimed, held } = Holders::of(grants);
-    offer(&Inputs { node, resources, claimed: &claimed, held: &held, verdicts, facts })
+    let Holders { claimed, shares, held } = &Holders::of(grants);
+    offer(&Inputs { node, resources, claimed, held, shares, verdicts, facts })
 }
 
 /// The ids of each resource, with the health that the document shows. A health that is not known is

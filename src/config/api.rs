@@ -4,7 +4,7 @@ use super::ConfigError;
 use super::error::{hidden, unknown};
 use super::fragments::{Class, Hook, Resource};
 use super::tree::{Is, Table, Value};
-use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer, template};
+use crate::domain::{Api, Contract, FpgaMode, MIG_PROFILE, NODE, PerContainer, Sharing, template};
 
 /// The values of the key.
 const KNOWN: [&str; 3] = ["plugin", "dra", "both"];
@@ -86,6 +86,26 @@ pub(super) fn api(resource: &Resource, contract: &Contract) -> Result<Api, Strin
     Ok(api)
 }
 
+/// Whether claims ask for parts of a device's capacity.
+pub(super) fn capacity(resource: &Resource, api: Api, sharing: Sharing) -> Result<bool, String> {
+    if !resource.capacity {
+        return Ok(false);
+    }
+    if api != Api::Dra {
+        return Err(format!(
+            "`capacity` divides devices among claims, but the kubelet gives shares by number with \
+             `api` = \"{}\", and the scheduler does not count those; use `api` = \"dra\"",
+            api.as_str()
+        ));
+    }
+    if !matches!(sharing, Sharing::Replicas(_)) {
+        return Err("`capacity` divides a device among several claims; set `replicas` to the \
+                    largest number of claims that have a part of it"
+            .into());
+    }
+    Ok(true)
+}
+
 /// The error of the merged files if a resource is for claims without the table `[dra]`, which any
 /// file or section of this node may have.
 pub(super) fn claims_without_dra(merged: &Table) -> Option<ConfigError> {
@@ -110,6 +130,8 @@ pub(super) fn claims_without_dra(merged: &Table) -> Option<ConfigError> {
 mod tests {
     use super::super::{Examined, Node};
     use super::*;
+    #[cfg(feature = "cluster")]
+    use crate::domain::DeviceId;
     use std::path::Path;
 
     fn examined(text: &str) -> Examined {
@@ -145,6 +167,16 @@ mod tests {
         ] {
             assert_eq!(config(&resource("nvme", keys)).resources[0].api, api, "{keys}");
         }
+        for (keys, capacity) in
+            [("", false), ("capacity = false", false), ("capacity = true", true)]
+        {
+            let text = resource("gpu", &format!("api = \"dra\"\nreplicas = 4\n{keys}"));
+            let spec = &config(&text).resources[0];
+            let divided = spec.divided(&DeviceId::new("GPU-1::3"));
+            assert_eq!(spec.capacity, capacity, "{keys}");
+            assert_eq!(divided, capacity.then(|| DeviceId::new("GPU-1")), "{keys}");
+            assert_eq!(spec.divided(&DeviceId::new("GPU-1")), None);
+        }
     }
 
     #[cfg(feature = "cluster")]
@@ -172,6 +204,10 @@ mod tests {
             ),
             ("gpu", "api = \"dra\"\nper_container = \"one\"", 7, "`per_container` limits"),
             ("gpu", "before_start = \"reset\"\napi = \"dra\"", 6, "use `after_release`"),
+            ("gpu", "replicas = 2\ncapacity = true", 7, "with `api` = \"plugin\", and the"),
+            ("gpu", "api = \"both\"\nreplicas = 2\ncapacity = true", 8, "use `api` = \"dra\""),
+            ("gpu", "api = \"dra\"\ncapacity = true", 7, "set `replicas` to the largest"),
+            ("gpu", "api = \"dra\"\nreplicas = 1\ncapacity = true", 8, "set `replicas`"),
         ] {
             let (at, problem) = mistake(&resource(class, keys));
             assert!(problem.contains(expected), "{keys}: {problem}");

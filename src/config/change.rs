@@ -206,6 +206,7 @@ fn keys(was: &ResourceSpec, is: &ResourceSpec) -> Vec<&'static str> {
         ("paths", was.paths != is.paths || was.groups != is.groups || was.usb != is.usb),
         ("nodes", was.nodes != is.nodes),
         ("sharing", was.sharing != is.sharing),
+        ("capacity", was.capacity != is.capacity),
         ("per_container", was.per_container != is.per_container),
         ("placement", was.placement != is.placement),
         ("topology", was.topology != is.topology),

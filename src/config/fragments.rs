@@ -185,6 +185,8 @@ pub(super) struct Resource {
     pub(super) nodes: Vec<Path>,
     pub(super) replicas: Option<u32>,
     pub(super) pool: Option<u32>,
+    #[serde(default)]
+    pub(super) capacity: bool,
     pub(super) per_container: Option<PerContainer>,
     pub(super) placement: Option<Placement>,
     pub(super) topology: Option<bool>,

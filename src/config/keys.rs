@@ -59,6 +59,7 @@ pub(super) const KEYS: &[Key] = &[
     ("resource", "contract", ""),
     ("resource", "replicas", "1"),
     ("resource", "pool", ""),
+    ("resource", "capacity", "false"),
     ("resource", "per_container", ""),
     ("resource", "placement", "\"closest\""),
     ("resource", "topology", "true"),

@@ -1,6 +1,6 @@
 //! Validates one resource: its name, its class and its selection of devices.
 
-use super::api::api;
+use super::api::{api, capacity};
 use super::contract::contract;
 use super::error::{hidden, hidden_in, unknown};
 use super::fragments::{self, Class, LinkType};
@@ -40,6 +40,7 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
     let contract = contract(resource, class, &select, &or)?;
     let api = api(resource, &contract)?;
     let (sharing, per_container) = sharing(resource, &contract)?;
+    let capacity = capacity(resource, api, sharing)?;
     let hooks = hooks(resource, class, &select, sharing)?;
     Ok(ResourceSpec {
         name,
@@ -60,6 +61,7 @@ pub(super) fn spec(resource: &fragments::Resource) -> Result<ResourceSpec, Strin
         nodes: paths::nodes(&resource.nodes)?,
         cdi: resource.cdi.clone(),
         sharing,
+        capacity,
         per_container,
         placement: resource.placement.unwrap_or_default(),
         topology: resource.topology.unwrap_or(true),

@@ -17,6 +17,7 @@ use super::cdi::{Edits, SpecFile, text};
 use super::{Request, add_configured, by_contract, distinct, nvidia, nvidia_cdi, sriov};
 use crate::domain::{
     Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, Contract, Device, DeviceId,
+    own_name,
 };
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -59,18 +60,20 @@ pub fn edits(
     edits
 }
 
-/// A device of a prepared claim, with these edits. A device without content has no CDI device of
-/// its own, because a runtime would refuse it.
+/// A device of a prepared claim, with these edits. `name` is that of the id, which for a part of a
+/// device's capacity is not the allocated one. A device without content has no CDI device of its
+/// own, because a runtime would refuse it.
 #[must_use]
 pub fn claimed(
     claim: &ClaimRef,
     allocated: Allocated,
+    name: &str,
     id: DeviceId,
     mut edits: ContainerEdits,
 ) -> ClaimedDevice {
     let mut cdi_devices = std::mem::take(&mut edits.cdi_devices);
     if Edits::from(&edits) != Edits::default() {
-        cdi_devices.push(format!("{KIND}={}", device_name(claim, &allocated)));
+        cdi_devices.push(format!("{KIND}={}-{name}", claim.uid));
     }
     ClaimedDevice { allocated, id, cdi_devices, edits, metadata: String::new() }
 }
@@ -86,7 +89,7 @@ pub fn file<'a>(
     let devices = holds.into_iter().flat_map(|hold| &hold.devices);
     // Two shares of one device are two devices of the API; one that is allocated twice is one.
     let edits: BTreeMap<String, Edits> = devices
-        .map(|device| (device_name(claim, &device.allocated), Edits::from(&device.edits)))
+        .map(|device| (device_name(claim, device), Edits::from(&device.edits)))
         .filter(|(_, edits)| *edits != Edits::default())
         .collect();
     let devices: Vec<(&str, &Edits)> =
@@ -99,7 +102,7 @@ pub fn file<'a>(
 /// could not be fulfilled when it was restored has none.
 pub fn is_whole<'a>(holds: impl IntoIterator<Item = &'a ClaimHold>) -> bool {
     let is_whole = |claim: &ClaimRef, device: &ClaimedDevice| {
-        let own = format!("{KIND}={}", device_name(claim, &device.allocated));
+        let own = format!("{KIND}={}", device_name(claim, device));
         !device.cdi_devices.contains(&own) || Edits::from(&device.edits) != Edits::default()
     };
     holds.into_iter().all(|hold| hold.devices.iter().all(|device| is_whole(&hold.claim, device)))
@@ -144,7 +147,7 @@ pub fn metadata_files<'a>(
     let devices =
         holds.into_iter().flat_map(|hold| hold.devices.iter().map(|it| (&hold.claim, it)));
     devices.filter(|(_, device)| !device.metadata.is_empty()).filter_map(|(claim, device)| {
-        let name = metadata_file_name(&claim.uid, &device.allocated.name.device)?;
+        let name = metadata_file_name(&claim.uid, name_in_file(claim, device))?;
         Some(SpecFile { name, text: device.metadata.clone() })
     })
 }
@@ -168,8 +171,12 @@ pub fn is_uid(text: &str) -> bool {
 }
 
 /// The name of a device in the file of its claim.
-fn device_name(claim: &ClaimRef, allocated: &Allocated) -> String {
-    format!("{}-{}", claim.uid, allocated.name.device)
+fn device_name(claim: &ClaimRef, device: &ClaimedDevice) -> String {
+    format!("{}-{}", claim.uid, name_in_file(claim, device))
+}
+
+fn name_in_file<'a>(claim: &ClaimRef, device: &'a ClaimedDevice) -> &'a str {
+    own_name(&claim.uid, &device.cdi_devices, &device.allocated.name.device)
 }
 
 #[cfg(test)]
@@ -221,7 +228,11 @@ mod tests {
         let request = Request { spec, devices: together, alloc_id, node_exists: &|_| true, nvidia };
         let devices = devices.iter().map(|device| {
             let edits = edits(&request, device, is_defined);
-            claimed(&claim(), allocated(device), device.id.clone(), edits)
+            {
+                let of = allocated(device);
+                let name = of.name.device.clone();
+                claimed(&claim(), of, &name, device.id.clone(), edits)
+            }
         });
         ClaimHold { claim: claim(), allocation: "a".into(), devices: devices.collect() }
     }

@@ -217,6 +217,25 @@ pub struct PreparedDevice {
     pub share_id: Option<String>,
 }
 
+/// The name of a device of a claim for its CDI device: that in the slice, or for a part of a
+/// device's capacity that of the share. The CDI names of an answer have it: the UID of the claim, a
+/// hyphen and the name. So the kubelet's record shows which share a claim has.
+#[must_use]
+pub fn own_name<'a>(uid: &str, cdi_devices: &'a [String], in_slice: &'a str) -> &'a str {
+    let of_claim =
+        |qualified: &'a String| qualified.split_once('=')?.1.strip_prefix(uid)?.strip_prefix('-');
+    cdi_devices.iter().find_map(of_claim).unwrap_or(in_slice)
+}
+
+impl PreparedDevice {
+    /// The device, or the share of it, that the claim with this UID has ([`own_name`]).
+    #[must_use]
+    pub fn own(&self, uid: &str) -> DraName {
+        let device = own_name(uid, &self.cdi_devices, &self.name.device);
+        DraName { pool: self.name.pool.clone(), device: device.to_owned() }
+    }
+}
+
 impl From<&ClaimedDevice> for PreparedDevice {
     fn from(device: &ClaimedDevice) -> Self {
         PreparedDevice {
@@ -253,6 +272,19 @@ mod tests {
     fn an_answer_names_the_request_without_its_alternative() {
         for (request, expected) in [("gpu", "gpu"), ("gpu/large", "gpu"), ("", "")] {
             assert_eq!(allocated(request).request_name(), expected);
+        }
+    }
+
+    #[test]
+    fn an_answer_shows_which_share_a_claim_has() {
+        let cdi = |names: &[&str]| names.iter().map(|&it| it.to_owned()).collect::<Vec<_>>();
+        for (names, expected) in [
+            (cdi(&["nvidia.com/gpu=gpu-1", "k8s.holdfast.dev/claim=u-1-gpu-1-s2"]), "gpu-1-s2"),
+            (cdi(&["k8s.holdfast.dev/claim=u-1-gpu-1"]), "gpu-1"),
+            (cdi(&["nvidia.com/gpu=u-2-x", "nvidia.com/gpu=u-1", "u-1-x"]), "gpu-1"),
+            (cdi(&[]), "gpu-1"),
+        ] {
+            assert_eq!(own_name("u-1", &names, "gpu-1"), expected, "{names:?}");
         }
     }
 

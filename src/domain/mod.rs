@@ -62,7 +62,7 @@ pub use checkpoint::{Checkpoint, CheckpointEntry};
 pub use checkpoint_claim::{CheckpointClaim, CheckpointClaimDevice};
 pub use claim::{
     Allocated, AllocatedClaim, ClaimHealth, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource,
-    DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice,
+    DRA_DRIVER, DraName, OpaqueConfig, PreparedDevice, own_name,
 };
 pub use claim_evidence::{
     CLAIM_PODS_MAX, ClaimEvidence, ClaimLook, KubeletClaim, KubeletClaims, NamedDevice,

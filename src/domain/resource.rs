@@ -215,6 +215,8 @@ pub struct ResourceSpec {
     pub nodes: Vec<MemberPath>,
     /// The number of containers that share a device.
     pub sharing: Sharing,
+    /// Whether claims ask for parts of a device's capacity, instead of shares by their names.
+    pub capacity: bool,
     /// The limit of ids for one container.
     pub per_container: PerContainer,
     /// The preference among several suitable devices.
@@ -249,6 +251,7 @@ impl ResourceSpec {
             usb: Vec::new(),
             nodes: Vec::new(),
             sharing: Sharing::Exclusive,
+            capacity: false,
             per_container: PerContainer::Any,
             placement: Placement::default(),
             topology: true,
@@ -270,6 +273,13 @@ impl ResourceSpec {
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         matches!(&self.select.id[..], [id] if id.as_str().is_empty())
+    }
+
+    /// The device that claims get instead of this share of it, if they ask for parts of its
+    /// capacity. Each of them then holds one share, which the scheduler does not choose.
+    #[must_use]
+    pub fn divided(&self, id: &DeviceId) -> Option<DeviceId> {
+        id.shared().filter(|_| self.capacity && self.api.serves_claims())
     }
 
     /// Whether devices of this class may belong to it.

@@ -276,8 +276,8 @@ impl ClaimDevices for Preparer {
         let Some(MetadataFacts { nvml, vendors }) = &self.metadata else { return BTreeMap::new() };
         let driver = hardware::nvidia_driver_version(&self.host_root);
         let nvml = nvml.borrow().clone();
-        let facts =
-            Facts { nvidia_driver: driver.as_deref(), nvml: Some(&nvml), vendors: *vendors };
+        let nvidia_driver = driver.as_deref();
+        let facts = Facts { nvidia_driver, nvml: Some(&nvml), vendors: *vendors, taken: 0 };
         attributes::describe("", &offering.spec, id, &offered.device, facts).0.attributes
     }
 }

@@ -141,6 +141,9 @@ pub struct Device {
     /// Its capacities, such as memory.
     #[serde(skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_as_empty")]
     pub capacity: BTreeMap<String, Capacity>,
+    /// Whether several claims may have it, each with a part of its capacities (KEP-5075).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allow_multiple_allocations: bool,
     /// Why a claim without a toleration does not get it.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_empty")]
     pub taints: Vec<Taint>,
@@ -230,10 +233,37 @@ impl From<Attribute> for RawAttribute {
 
 /// A capacity (`DeviceCapacity`), or the value of a counter (`Counter`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Capacity {
     /// A quantity, as the API server writes it: `80Gi`.
     pub value: String,
+    /// What a claim may have of it. Without one, a claim that requests nothing of it has all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_policy: Option<RequestPolicy>,
+}
+
+/// What one claim may have of a capacity (`CapacityRequestPolicy`). It is allowed only for a device
+/// that several claims may have.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RequestPolicy {
+    /// What a claim has that requests nothing of it: a quantity.
+    #[serde(rename = "default")]
+    pub usual: String,
+    /// What a claim may request; `None` allows every quantity up to the value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub valid_range: Option<ValidRange>,
+}
+
+/// The least and the most that a claim may request of a capacity (`CapacityRequestPolicyRange`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ValidRange {
+    /// A smaller request becomes this quantity.
+    pub min: String,
+    /// A larger request is refused by the scheduler. `None`: the value of the capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<String>,
 }
 
 impl Capacity {
@@ -247,7 +277,7 @@ impl Capacity {
             value /= 1024;
             unit += 1;
         }
-        Capacity { value: format!("{value}{}", units[unit]) }
+        Capacity { value: format!("{value}{}", units[unit]), request_policy: None }
     }
 }
 
@@ -282,6 +312,12 @@ impl Taint {
 }
 
 impl Device {
+    /// The same device for one claim at a time.
+    pub fn undivided(&mut self) {
+        self.allow_multiple_allocations = false;
+        self.capacity.values_mut().for_each(|capacity| capacity.request_policy = None);
+    }
+
     /// Whether two devices are equal but for the times of their taints.
     #[must_use]
     pub fn is_like(&self, other: &Device) -> bool {
@@ -290,6 +326,7 @@ impl Device {
         };
         (&self.name, &self.attributes, &self.capacity, &self.consumes_counters)
             == (&other.name, &other.attributes, &other.capacity, &other.consumes_counters)
+            && self.allow_multiple_allocations == other.allow_multiple_allocations
             && taints(&self.taints, &other.taints)
     }
 }
@@ -365,7 +402,10 @@ mod tests {
                         "class": {"string": "gpu"}, "vf": {"bool": false},
                         "driverVersion": {"version": "580.95.5"}, "iommuGroup": {"int": 4},
                     },
-                    "capacity": {"memory": {"value": "80Gi"}},
+                    "capacity": {"memory": {"value": "80Gi", "requestPolicy": {
+                        "default": "20Gi", "validRange": {"min": "1Gi", "max": "40Gi"},
+                    }}},
+                    "allowMultipleAllocations": true,
                     "taints": [{"key": "holdfast.dev/xid", "value": "79", "effect": "NoSchedule"}],
                     "consumesCounters": [{"counterSet": "c", "counters": {"parts": {"value": "1"}}}],
                 }],
@@ -401,6 +441,11 @@ mod tests {
         assert!(!spec.is_like(&Spec::default()), "counters are a difference");
         newer.spec.devices[0].consumes_counters[0].counters.clear();
         assert!(!newer.spec.is_like(&slice.spec), "and so is what is consumed of them");
+        let (mut one, all) = (slice.spec.devices[0].clone(), &slice.spec.devices[0]);
+        one.undivided();
+        assert!(!one.is_like(all), "a device for one claim is another than one for several");
+        let text = serde_json::to_string(&one).unwrap();
+        assert!(!text.contains("allow") && !text.contains("Policy"), "{text}");
     }
 
     #[test]

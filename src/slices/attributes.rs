@@ -9,10 +9,10 @@
 //! a bad one is left out and returned as a [`Dropped`].
 
 use self::vendors::Value;
-use super::api::{self, Attribute, Capacity, limits};
+use super::api::{self, Attribute, Capacity, RequestPolicy, ValidRange, limits};
 use super::names;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, GpuDescription, NvmlSnapshot, PciFunction, ResourceSpec,
+    Device, DeviceClass, DeviceId, GpuDescription, NvmlSnapshot, PciFunction, ResourceSpec, Sharing,
 };
 use std::fmt;
 
@@ -32,6 +32,9 @@ pub const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 /// The NUMA node as drivers for network devices name it.
 pub const NUMA_NODE_OF_DRANET: &str = "dra.net/numaNode";
 
+/// The capacity of a device that several claims may have: how many of them.
+pub const SHARES: &str = "shares";
+
 /// What is published besides the record of a device. The facts may become known later.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Facts<'a> {
@@ -41,6 +44,8 @@ pub struct Facts<'a> {
     pub nvml: Option<&'a NvmlSnapshot>,
     /// Whether the attributes of vendors' drivers are published too (`[dra] vendor_attributes`).
     pub vendors: bool,
+    /// How many shares of the device are held otherwise than by claims for parts of its capacity.
+    pub taken: u32,
 }
 
 impl<'a> Facts<'a> {
@@ -74,6 +79,10 @@ struct Draft<'a> {
     device: &'a Device,
     values: Vec<(&'static str, Attribute)>,
     capacity: Vec<(&'static str, Capacity)>,
+    /// Its memory in bytes.
+    memory: Option<u64>,
+    /// The number of claims that may have a part of its capacity; `None` for other devices.
+    shares: Option<u32>,
     /// What is added as long as there is room, without a report of what is not.
     rest: vendors::Values,
 }
@@ -87,13 +96,24 @@ pub fn describe(
     device: &Device,
     facts: Facts<'_>,
 ) -> (api::Device, Vec<Dropped>) {
-    let mut draft =
-        Draft { device, values: Vec::new(), capacity: Vec::new(), rest: vendors::Values::new() };
+    let shares = match spec.sharing {
+        Sharing::Replicas(shares) if spec.divided(&id.share(0)).is_some() => Some(shares),
+        _ => None,
+    };
+    let mut draft = Draft {
+        device,
+        values: Vec::new(),
+        capacity: Vec::new(),
+        memory: None,
+        shares: shares.filter(|_| id.shared().is_none()),
+        rest: vendors::Values::new(),
+    };
     draft.add_common(spec, id);
     draft.add_class();
     draft.add_pci();
     draft.add_part();
     draft.add_nvidia(facts);
+    draft.add_capacity(facts.taken);
     if facts.vendors {
         draft.add_vendor(spec, facts);
     }
@@ -229,8 +249,32 @@ impl Draft<'_> {
             let version = Attribute::Version(format!("{major}.{minor}.0"));
             self.values.push(("cudaComputeCapability", version));
         }
-        let bytes = vendors::memory(self.device, described);
-        self.capacity.extend(bytes.map(|bytes| ("memory", Capacity::of_bytes(bytes))));
+        self.memory = vendors::memory(self.device, described);
+    }
+
+    /// The memory, and for parts of the capacity the number of claims that may have one. A claim
+    /// without a request has the memory of one share. What is `taken` otherwise is missing.
+    fn add_capacity(&mut self, taken: u32) {
+        let (memory, Some(shares)) = (self.memory, self.shares) else {
+            let memory = self.memory.map(|bytes| ("memory", Capacity::of_bytes(bytes)));
+            return self.capacity.extend(memory);
+        };
+        let taken = taken.min(shares);
+        let policy =
+            |usual: &str, valid_range| Some(RequestPolicy { usual: usual.to_owned(), valid_range });
+        if let Some(bytes) = memory {
+            // In whole MiB: the API server returns the same text for such a number.
+            let part = (bytes / u64::from(shares)) >> 20 << 20;
+            let memory = Capacity::of_bytes(bytes - part * u64::from(taken));
+            let request_policy = policy(&Capacity::of_bytes(part).value, None);
+            self.capacity.push(("memory", Capacity { request_policy, ..memory }));
+        }
+        // The API refuses a value that is smaller than the least request. With nothing left, the
+        // device has a taint.
+        let left = (shares - taken).max(1);
+        let range = ValidRange { min: "1".to_owned(), max: None };
+        let request_policy = policy("1", Some(range));
+        self.capacity.push((SHARES, Capacity { value: left.to_string(), request_policy }));
     }
 
     /// What the vendor's driver publishes. A MIG instance has more than the API allows with it. So
@@ -288,7 +332,9 @@ pub fn semver(text: &str) -> Option<String> {
 
 /// The device with the values that the API server accepts.
 fn checked(name: &str, draft: Draft<'_>) -> (api::Device, Vec<Dropped>) {
-    let mut device = api::Device { name: name.to_owned(), ..api::Device::default() };
+    let allow_multiple_allocations = draft.shares.is_some();
+    let mut device =
+        api::Device { name: name.to_owned(), allow_multiple_allocations, ..api::Device::default() };
     let mut dropped = Vec::new();
     let mut drop = |attribute: &str, why| {
         dropped.push(Dropped { device: name.to_owned(), attribute: attribute.to_owned(), why });
@@ -327,7 +373,13 @@ fn checked(name: &str, draft: Draft<'_>) -> (api::Device, Vec<Dropped>) {
                 }
                 None => drop_nothing(device.attributes.insert(key.to_owned(), value)),
             },
-            Value::Capacity(value) => {
+            Value::Capacity(mut value) => {
+                // It is another name for a part of the device: two sums would count it twice.
+                let nothing = || {
+                    let range = ValidRange { min: "0".to_owned(), max: Some("0".to_owned()) };
+                    RequestPolicy { usual: "0".to_owned(), valid_range: Some(range) }
+                };
+                value.request_policy = allow_multiple_allocations.then(nothing);
                 device.capacity.insert(key.to_owned(), value);
             }
         }
@@ -396,7 +448,8 @@ mod tests {
         };
         let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
         let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
-        let facts = Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml), vendors: false };
+        let facts =
+            Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml), vendors: false, taken: 0 };
         let (published, dropped) = described(&gpu, facts);
         let text = |text: &str| json!({ "string": text });
         let expected = json!({
@@ -416,10 +469,64 @@ mod tests {
         });
         assert_eq!((published, dropped), (expected, vec![]));
 
-        let (unknown, _) =
-            described(&gpu, Facts { nvidia_driver: Some("580-beta"), nvml: None, vendors: false });
+        let (unknown, _) = described(
+            &gpu,
+            Facts { nvidia_driver: Some("580-beta"), nvml: None, vendors: false, taken: 0 },
+        );
         assert_eq!(unknown["attributes"]["driverRelease"], text("580-beta"));
         assert_eq!(unknown["attributes"]["driverVersion"], Value::Null);
+    }
+
+    #[test]
+    fn claims_may_have_parts_of_the_memory_and_no_vendor_counts_it_twice() {
+        let gpu = device(DeviceClass::Gpu, "GPU-1", &[]);
+        let described = GpuDescription { memory_mib: Some(81_559), ..GpuDescription::default() };
+        let nvml = NvmlSnapshot {
+            gpus: [(
+                ADDRESS.parse().unwrap(),
+                NvmlGpu { description: Some(described), ..NvmlGpu::default() },
+            )]
+            .into(),
+            ..NvmlSnapshot::default()
+        };
+        let spec = ResourceSpec {
+            sharing: Sharing::Replicas(4),
+            capacity: true,
+            api: crate::domain::Api::Dra,
+            ..ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), DeviceClass::Gpu)
+        };
+        let of = |spec: &ResourceSpec, id: &DeviceId, taken| {
+            let facts = Facts { nvml: Some(&nvml), vendors: true, taken, ..Facts::default() };
+            let (published, dropped) = describe("d", spec, id, &gpu, facts);
+            assert!(dropped.is_empty() && violations(&published).is_empty(), "{dropped:?}");
+            serde_json::to_value(published).unwrap()
+        };
+        let none = json!({"default": "0", "validRange": {"min": "0", "max": "0"}});
+        let shares = |value: &str| json!({"value": value, "requestPolicy": {"default": "1", "validRange": {"min": "1"}}});
+        let whole = of(&spec, &gpu.id, 0);
+        assert_eq!(whole["allowMultipleAllocations"], true);
+        assert_eq!(
+            whole["capacity"],
+            json!({
+                "memory": {"value": "81559Mi", "requestPolicy": {"default": "20389Mi"}},
+                "shares": shares("4"),
+                "gpu.nvidia.com/memory": {"value": "81559Mi", "requestPolicy": none},
+            })
+        );
+        assert_eq!(whole["attributes"]["shared"], json!({"bool": true}));
+        assert_eq!(whole["attributes"]["shareOf"], Value::Null);
+        let left = of(&spec, &gpu.id, 3)["capacity"].clone();
+        assert_eq!(left["shares"], shares("1"));
+        assert_eq!(left["memory"]["value"], "20392Mi", "what a request may have is still there");
+        assert_eq!(of(&spec, &gpu.id, 9)["capacity"]["shares"], shares("1"), "the API's least");
+        // The share of a claim from before the key was set, and the same resource without it.
+        let plain = ResourceSpec { capacity: false, ..spec.clone() };
+        for (spec, id) in [(&spec, gpu.id.share(1)), (&plain, gpu.id.share(1))] {
+            let share = of(spec, &id, 0);
+            assert_eq!(share["allowMultipleAllocations"], Value::Null);
+            assert_eq!(share["capacity"]["memory"], json!({"value": "81559Mi"}));
+            assert_eq!(share["capacity"]["shares"], Value::Null);
+        }
     }
 
     #[test]
@@ -440,8 +547,10 @@ mod tests {
         };
         let answer = NvmlGpu { description: Some(description), ..NvmlGpu::default() };
         let nvml = NvmlSnapshot { gpus: [(ADDRESS.parse().unwrap(), answer)].into() };
-        let (published, _) =
-            described(&part, Facts { nvidia_driver: None, nvml: Some(&nvml), vendors: false });
+        let (published, _) = described(
+            &part,
+            Facts { nvidia_driver: None, nvml: Some(&nvml), vendors: false, taken: 0 },
+        );
         for (name, value) in [("part", "mig"), ("parent", "GPU-1"), ("profile", "1g.10gb")] {
             assert_eq!(published["attributes"][name], json!({ "string": value }));
         }
@@ -533,7 +642,8 @@ mod tests {
                 sharing: Sharing::Replicas(2),
                 ..ResourceSpec::new("a.b/c".parse().unwrap(), class)
             };
-            let facts = Facts { nvidia_driver: Some(version), nvml: Some(&nvml), vendors: false };
+            let facts =
+                Facts { nvidia_driver: Some(version), nvml: Some(&nvml), vendors: false, taken: 0 };
             let (published, _) = describe("d", &spec, &device.id.share(0), &device, facts);
             names.extend(published.attributes.into_keys());
         }
@@ -620,7 +730,7 @@ mod tests {
             let mut device = device(class, &id, &[]);
             device.attributes = names.into_iter().zip(values).collect::<Attributes>();
             let spec = ResourceSpec::new("nvidia.com/gpu".parse().unwrap(), class);
-            let facts = Facts { nvidia_driver: Some(&version), nvml: None, vendors: false };
+            let facts = Facts { nvidia_driver: Some(&version), nvml: None, vendors: false, taken: 0 };
             let (mut published, _) = describe("d", &spec, &device.id, &device, facts);
             prop_assert_eq!(violations(&published), Vec::<String>::new());
             let always = ["class", "resource", "vendor", "device", "model", "driver", "id"];

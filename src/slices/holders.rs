@@ -9,6 +9,8 @@ use std::sync::Arc;
 pub struct Holders {
     /// The devices of claims.
     pub claimed: BTreeSet<DraName>,
+    /// The shares of devices that claims hold, each with the name under which a claim has it.
+    pub shares: BTreeMap<(ResourceName, DeviceId), DraName>,
     /// The ids of containers that got them by the device plugin.
     pub held: BTreeSet<(ResourceName, DeviceId)>,
 }
@@ -23,6 +25,14 @@ impl Holders {
                 Some(claim) => {
                     let names = claim.devices.iter().map(|device| &device.allocated.name);
                     holders.claimed.extend(names.cloned());
+                    let shares = claim
+                        .devices
+                        .iter()
+                        .filter(|device| device.id.shared().is_some() && !device.allocated.admin);
+                    holders.shares.extend(shares.map(|device| {
+                        let id = (grant.resource.clone(), device.id.clone());
+                        (id, device.allocated.name.clone())
+                    }));
                 }
                 None => {
                     let ids = grant.devices.iter().map(|device| device.id.clone());

@@ -33,6 +33,9 @@ pub struct Published {
     /// Whether the API server has dropped the taints of a device: their feature gate
     /// (`DRADeviceTaints`) is off.
     pub drops_taints: bool,
+    /// Whether the API server has made a device for parts of its capacity one for one claim: the
+    /// feature gate (`DRAConsumableCapacity`) is off.
+    pub drops_parts: bool,
     /// Other drivers of this node, at most [`DRIVERS_MAX`](super::others::DRIVERS_MAX).
     pub others: Vec<OtherDriver>,
 }
@@ -110,7 +113,13 @@ impl Published {
                 evicted.join(", ")
             )
         });
-        overlaps.map(overlap).chain(not_evicted).collect()
+        let undivided = self.drops_parts.then(|| {
+            "the API server drops parts of capacities (feature gate DRAConsumableCapacity), so a \
+             device of a resource with `capacity` has one claim at a time; enable the gate, or \
+             remove `capacity`: then each of the `replicas` is a device for one claim"
+                .to_owned()
+        });
+        overlaps.map(overlap).chain(not_evicted).chain(undivided).collect()
     }
 }
 
@@ -195,5 +204,7 @@ mod tests {
         let problems = published.problems(&verdicts);
         assert!(problems[1].contains("DRADeviceTaints") && problems[1].contains("GPU-1"));
         assert_eq!(published.problems(&Verdicts::new()).len(), 1);
+        published.drops_parts = true;
+        assert!(published.problems(&Verdicts::new())[1].contains("DRAConsumableCapacity"));
     }
 }

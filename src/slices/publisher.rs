@@ -20,11 +20,13 @@ mod tests;
 pub use event::{Action, Cause, Event, Failure, Report};
 
 use super::api::{self, OwnerReference, ResourceSlice};
+use super::attributes::SHARES;
 use super::names::NodeName;
 use super::published::Published;
 use super::wanted::{Layout, Offer, counters};
 use crate::domain::Pace;
-use failures::{COUNTERS, TAINTS, dropped};
+use failures::dropped;
+pub use failures::{COUNTERS, PARTS, TAINTS};
 use mirror::{Foreign, Mirror};
 use pace::Truce;
 use plan::{Answer, Contents, Plan, Write};
@@ -152,7 +154,11 @@ impl Publisher {
     /// What the API server has of this driver, as far as is known.
     #[must_use]
     pub fn summary(&self) -> Published {
-        Published::of(self.mirror.slices(), !self.keeps(TAINTS))
+        let mut devices = self.mirror.slices().flat_map(|slice| &slice.spec.devices);
+        let drops_parts =
+            !self.keeps(PARTS) && devices.any(|device| device.capacity.contains_key(SHARES));
+        let drops_taints = !self.keeps(TAINTS);
+        Published { drops_parts, ..Published::of(self.mirror.slices(), drops_taints) }
     }
 
     /// The next action. A request counts as sent.
@@ -341,6 +347,9 @@ impl Publisher {
                     layout.is_claimed(pool, &device.name).then(known).flatten()
                 });
                 *devices = written.collect();
+                if !self.keeps(PARTS) {
+                    devices.iter_mut().for_each(api::Device::undivided);
+                }
             }
             let contents = layout.contents(pool, slices, self.keeps(COUNTERS));
             pools.insert(pool.to_owned(), contents);

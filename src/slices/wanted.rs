@@ -4,16 +4,16 @@
 //! A device stays in its slice while it is published, so most changes touch one slice. A device
 //! that a claim holds is published for as long as the claim holds it, even if it is absent.
 
+mod candidates;
 pub(super) mod counters;
 mod taints;
 
 use super::api::object;
 use super::api::{self, Attribute, ResourceSlice, limits};
 use super::attributes::{Dropped, Facts, describe};
-use super::names::{Family, NodeName, device_name, pooled_name};
-use crate::domain::{
-    DeviceId, DraName, HeldBy, InSlice, Offered, Offering, ResourceName, Sharing, Verdicts,
-};
+use super::names::NodeName;
+use crate::domain::{DeviceId, DraName, Offering, ResourceName, Verdicts};
+use candidates::{Candidate, candidates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -29,28 +29,12 @@ pub struct Inputs<'a> {
     pub claimed: &'a BTreeSet<DraName>,
     /// The ids that containers hold by the device plugin. The scheduler does not know of them.
     pub held: &'a BTreeSet<(ResourceName, DeviceId)>,
+    /// The shares of devices that claims hold, each with the name under which a claim has it.
+    pub shares: &'a BTreeMap<(ResourceName, DeviceId), DraName>,
     /// The verdicts, for the values and the effects of taints.
     pub verdicts: &'a Verdicts,
     /// Facts that are not in the records of devices.
     pub facts: Facts<'a>,
-}
-
-impl Inputs<'_> {
-    /// Who holds an id, which has this name in a slice. A container comes first: a claim of
-    /// the same device has another share.
-    fn held_by(
-        &self,
-        resource: &ResourceName,
-        id: &DeviceId,
-        name: &str,
-        family: Family,
-    ) -> HeldBy {
-        if self.held.contains(&(resource.clone(), id.clone())) {
-            return HeldBy::Container;
-        }
-        let name = DraName { pool: self.node.pool(family), device: name.to_owned() };
-        if self.claimed.contains(&name) { HeldBy::Claim } else { HeldBy::Nothing }
-    }
 }
 
 /// The devices to publish, without their places in slices.
@@ -78,60 +62,20 @@ pub fn offer(inputs: &Inputs<'_>) -> Offer {
     let mut pool_of_claim: BTreeMap<&str, &str> = BTreeMap::new();
     pool_of_claim.extend(inputs.claimed.iter().map(|it| (it.device.as_str(), it.pool.as_str())));
     for (name, candidate) in candidates(inputs) {
-        let Candidate { offering, id, offered, family, .. } = candidate;
-        let pool = inputs.node.pool(family);
-        let (mut device, dropped) =
-            describe(&name, &offering.spec, id, &offered.device, inputs.facts);
+        let Candidate { offering, id, offered, family, .. } = &candidate;
+        let pool = inputs.node.pool(*family);
+        let facts = Facts { taken: candidate.taken, ..inputs.facts };
+        let (mut device, dropped) = describe(&name, &offering.spec, id, &offered.device, facts);
         device.taints = taints::of(inputs, &candidate);
         let is_in_another_pool =
             pool_of_claim.get(device.name.as_str()).is_some_and(|claimed| *claimed != pool);
         if is_in_another_pool {
-            device.taints.push(taints::of_another_pool());
+            device.taints.push(taints::held_by_claim());
         }
         offer.dropped.extend(dropped);
         offer.pools.entry(pool).or_default().insert(device.name.clone(), device);
     }
     offer
-}
-
-/// One id of one resource.
-#[derive(Clone, Copy)]
-struct Candidate<'a> {
-    offering: &'a Offering,
-    id: &'a DeviceId,
-    offered: &'a Offered,
-    family: Family,
-    place: InSlice,
-}
-
-/// Every id to publish, by its name. Two resources have the same id while a device moves from one
-/// to the other, and a name must not be twice in a pool.
-fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<'a>> {
-    let mut found: BTreeMap<String, Candidate<'a>> = BTreeMap::new();
-    // The better one has the smaller rank.
-    let rank = |it: &Candidate<'_>| {
-        let is_ending = it.place == InSlice::Ending;
-        (is_ending, !it.offered.health.is_healthy(), it.offering.spec.is_orphan())
-    };
-    for (resource, offering) in inputs.resources {
-        for (id, offered) in &offering.devices {
-            let Some(family) = Family::of(offered.device.class) else { continue };
-            let name = match offering.spec.sharing {
-                Sharing::Pool(_) => pooled_name(resource, id),
-                Sharing::Exclusive | Sharing::Replicas(_) => device_name(id),
-            };
-            let held = inputs.held_by(resource, id, &name, family);
-            let place = offering.spec.api.in_slice(held);
-            if place == InSlice::Absent {
-                continue;
-            }
-            let candidate = Candidate { offering, id, offered, family, place };
-            if found.get(&name).is_none_or(|known| rank(&candidate) < rank(known)) {
-                found.insert(name, candidate);
-            }
-        }
-    }
-    found
 }
 
 /// The slices of one pool by number, each with its devices.
@@ -375,11 +319,11 @@ fn absent(device: &api::Device) -> api::Device {
 mod tests {
     use super::super::api::NO_SCHEDULE;
     use super::super::attributes::violations;
-    use super::super::names::is_label;
+    use super::super::names::{device_name, is_label};
     use super::*;
     use crate::domain::{
-        Api, Attributes, Cordon, Device, DeviceClass, Health, PciFunction, Reason, ResourceSpec,
-        Timestamp, Verdict,
+        Api, Attributes, Cordon, Device, DeviceClass, Health, Offered, PciFunction, Reason,
+        ResourceSpec, Sharing, Timestamp, Verdict,
     };
     use proptest::prelude::*;
 
@@ -423,6 +367,7 @@ mod tests {
         resources: BTreeMap<ResourceName, Arc<Offering>>,
         claimed: BTreeSet<DraName>,
         held: BTreeSet<(ResourceName, DeviceId)>,
+        shares: BTreeMap<(ResourceName, DeviceId), DraName>,
         verdicts: Verdicts,
     }
 
@@ -439,6 +384,7 @@ mod tests {
                 resources: &self.resources,
                 claimed: &self.claimed,
                 held: &self.held,
+                shares: &self.shares,
                 verdicts: &self.verdicts,
                 facts: Facts::default(),
             })
@@ -463,6 +409,74 @@ mod tests {
         let slices = pools.next().map(|(_, slices)| slices).unwrap_or_default();
         let numbers = |devices: Vec<api::Device>| devices.iter().map(number).collect();
         slices.into_iter().map(|(index, devices)| (index, numbers(devices))).collect()
+    }
+
+    /// A resource of one device with this number of shares, of whose capacity claims have parts if
+    /// `capacity`.
+    fn shared(shares: u32, capacity: bool) -> World {
+        let mut offering = offering("a.b/gpu", &[1], &[]);
+        let of = Arc::make_mut(&mut offering);
+        let sharing = Sharing::Replicas(shares);
+        of.spec = Arc::new(ResourceSpec { sharing, capacity, ..ResourceSpec::clone(&of.spec) });
+        let (whole, offered) = of.devices.pop_first().unwrap();
+        of.devices = sharing.ids(&whole).map(|id| (id, offered.clone())).collect();
+        World::with(&[offering])
+    }
+
+    /// Each device with its taints, the claims that may have it, and whether several may.
+    fn shown(world: &World) -> Vec<(String, Vec<String>, Option<String>)> {
+        let offer = world.offer();
+        let devices = offer.pools.values().flat_map(BTreeMap::values);
+        let shown = devices.map(|it| {
+            assert!(violations(it).is_empty(), "{it:?}");
+            let taints = it.taints.iter().map(|it| format!("{}={}", &it.key[13..], it.value));
+            let shares = it.capacity.get(crate::slices::attributes::SHARES);
+            assert_eq!(it.allow_multiple_allocations, shares.is_some());
+            (it.name.clone(), taints.collect(), shares.map(|it| it.value.clone()))
+        });
+        shown.collect()
+    }
+
+    #[test]
+    fn claims_have_parts_of_one_device_or_shares_by_their_names() {
+        let resource: ResourceName = "a.b/gpu".parse().unwrap();
+        let (whole, name) = (DeviceId::new(address(1)), claim(1).device);
+        let named = |device: &str| DraName { pool: POOL.into(), device: device.into() };
+        let one = |taints: &[&str], shares: &str| {
+            let taints = taints.iter().map(|&it| it.to_owned()).collect();
+            (name.clone(), taints, Some(shares.to_owned()))
+        };
+        let mut world = shared(3, true);
+        assert_eq!(shown(&world), [one(&[], "3")]);
+        let hold = |world: &mut World, share, name: &str| {
+            world.shares.insert((resource.clone(), whole.share(share)), named(name));
+            world.claimed.insert(named(name));
+        };
+        hold(&mut world, 1, &name);
+        assert_eq!(shown(&world), [one(&[], "3")], "the scheduler counts that part");
+        // A claim from before the key was set, and a container.
+        let share = format!("{name}-s0");
+        hold(&mut world, 0, &share);
+        let former = (share, vec!["not-for-claims=".to_owned()], None);
+        assert_eq!(shown(&world), [one(&[], "2"), former.clone()]);
+        world.held.insert((resource.clone(), whole.share(2)));
+        assert_eq!(shown(&world), [one(&[], "1"), former.clone()]);
+        world.shares.clear();
+        world.claimed = [named(&former.0)].into();
+        hold(&mut world, 0, &former.0);
+        world.held.insert((resource.clone(), whole.share(1)));
+        assert_eq!(shown(&world), [one(&["held=device-plugin"], "1"), former.clone()]);
+        world.held.clear();
+        for share in [1, 2] {
+            hold(&mut world, share, &format!("{name}-s{share}"));
+        }
+        assert_eq!(shown(&world)[0], one(&["held=claim"], "1"));
+        // The key was removed.
+        let mut world = shared(2, false);
+        hold(&mut world, 1, &name);
+        let shares = shown(&world);
+        assert_eq!(shares[0], (format!("{name}-s0"), vec![], None));
+        assert_eq!(shares[1], (format!("{name}-s1"), vec!["held=claim".to_owned()], None));
     }
 
     #[test]

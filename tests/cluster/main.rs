@@ -56,6 +56,7 @@ mod recording;
 mod removals;
 mod reporting;
 mod rights;
+mod shares;
 mod slices;
 mod socket;
 mod timelines;
@@ -164,6 +165,7 @@ tests! {
     a_pod_deleted_by_force_reads_as_such: removals::by_force,
     a_gpu_and_a_network_function_have_the_same_root: hardware::the_same_root,
     a_claim_has_a_whole_or_other_claims_have_its_parts: parts::a_whole_or_its_parts_run,
+    claims_have_parts_of_one_device: shares::parts_of_a_device,
     claims_for_the_drivers_of_vendors_get_devices: vendors::claims_for_their_drivers,
     a_kubelet_may_be_killed_during_prepare: outages::killed_kubelet,
     claims_survive_a_reboot: outages::reboot,

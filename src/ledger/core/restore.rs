@@ -27,7 +27,7 @@ pub struct Restored {
 }
 
 /// Restores the devices of claims that no live grant of the same claim has. `named` finds a device
-/// by its name, and `new_id` makes an id.
+/// by its own name ([`PreparedDevice::own`]), and `new_id` makes an id.
 ///
 /// The kubelet's record may still have a claim whose release was recorded just before this process
 /// started. Then the kubelet unprepares it again, or the record soon lacks it (`never_prepared`).
@@ -49,7 +49,9 @@ pub fn restore_claims(
             if live.iter().any(|hold| hold.has(&allocated)) {
                 continue;
             }
-            let Some(NamedDevice { resource, device: granted, edits }) = named(&device.name) else {
+            let Some(NamedDevice { resource, device: granted, edits }) =
+                named(&device.own(&claim.uid))
+            else {
                 restored.unknown.push(device.name.clone());
                 continue;
             };

@@ -1,14 +1,16 @@
 //! Whether a claim may be prepared, and with which devices.
 
+use super::found::{Found, allocations};
 use super::{ClaimDevices, DecidedClaim, DecidedHold, metadata};
 use crate::contract::claim;
 use crate::domain::{
     Allocated, AllocatedClaim, ClaimHold, ClaimRef, ClaimedDevice, ConfigSource, DRA_DRIVER,
-    Device, DeviceClass, DeviceId, DraName, EditMount, Health, Inventory, Offered, Offering,
-    OpaqueConfig, Reason, ResourceName, printable,
+    Device, DeviceClass, DeviceId, DraName, EditMount, Grant, Health, OpaqueConfig, Reason,
+    ResourceName, printable,
 };
 use crate::slices::attributes::vendors::Vendor;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The longest kind of a configuration in an error message, in characters.
 const KIND_SHOWN: usize = 80;
@@ -240,48 +242,32 @@ fn kind(config: &OpaqueConfig) -> String {
     }
 }
 
-/// A device of the node, in a list.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Found<'a> {
-    pub(super) offering: &'a Offering,
-    pub(super) id: &'a DeviceId,
-    pub(super) offered: &'a Offered,
-}
-
-impl Found<'_> {
-    /// A device may be in two lists while it moves from one resource to another.
-    fn rank(self) -> (bool, bool) {
-        (self.offering.spec.api.serves_claims(), self.offered.health.is_healthy())
-    }
-}
-
 /// Decides which devices the claim gets, and what its containers get of them.
 pub(super) fn decide(
     claim: &AllocatedClaim,
     allocation: &str,
     devices: &dyn ClaimDevices,
+    grants: &[Arc<Grant>],
     name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
 ) -> Result<DecidedClaim, NotPrepared> {
     let inventory = devices.inventory();
-    let is_allocated = |name: &DraName| claim.devices.iter().any(|of| of.name == *name);
-    let by_name = find(&inventory, is_allocated, name_of);
     let mut allocated: Vec<&Allocated> = claim.devices.iter().collect();
     allocated.sort_unstable();
+    let all = allocations(claim, &allocated, &inventory, grants, name_of);
     let mut pools: BTreeMap<&str, &str> = BTreeMap::new();
     let mut holds: BTreeMap<ResourceName, DecidedHold> = BTreeMap::new();
-    for of in &allocated {
+    for (of, found) in allocated.iter().zip(&all) {
         if *pools.entry(&of.name.device).or_insert(&of.name.pool) != of.name.pool {
             return Err(NotPrepared::SameName(of.name.device.clone()));
         }
-        let found = *by_name.get(&of.name).ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
+        let found = found.ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
         check_vendor(claim, of, &found.offered.device)?;
-        let of_request: Vec<(&DraName, Found<'_>)> = allocated
-            .iter()
-            .filter(|it| it.request == of.request)
-            .filter_map(|it| Some((&it.name, *by_name.get(&it.name)?)))
+        let of_request: Vec<(&Allocated, Found<'_>)> = (allocated.iter().zip(&all))
+            .filter(|(it, _)| it.request == of.request)
+            .filter_map(|(it, found)| Some((*it, (*found)?)))
             .collect();
         // A container has all devices of a request. What is about them is recorded once.
-        let is_first = of_request.first().is_some_and(|(name, _)| **name == of.name);
+        let is_first = of_request.first().is_some_and(|(first, _)| first == of);
         let lists = is_first && claim.is_by_number;
         let together: Vec<&Device> = of_request
             .iter()
@@ -289,8 +275,10 @@ pub(super) fn decide(
             .filter(|it| lists && it.offering.spec.name == found.offering.spec.name)
             .map(|it| &*it.offered.device)
             .collect();
-        let file = if is_first { metadata_file(claim, of, &of_request, devices) } else { None };
-        let (device, granted) = one(&claim.claim, of, found, &together, file, devices)?;
+        let own = name_of(found.id, found.offered.device.class).device;
+        let file =
+            if is_first { metadata_file(claim, of, &own, &of_request, devices) } else { None };
+        let (device, granted) = one(&claim.claim, of, &own, found, &together, file, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
             resource: spec.name.clone(),
@@ -317,44 +305,25 @@ pub(super) fn decide(
 fn metadata_file(
     claim: &AllocatedClaim,
     of: &Allocated,
-    of_request: &[(&DraName, Found<'_>)],
+    own: &str,
+    of_request: &[(&Allocated, Found<'_>)],
     devices: &dyn ClaimDevices,
 ) -> Option<(EditMount, String)> {
-    let file = claim::metadata_file_name(&claim.claim.uid, &of.name.device)?;
+    let file = claim::metadata_file_name(&claim.claim.uid, own)?;
     let mount = metadata::mount(claim, of, devices.metadata_path(&file)?)?;
-    let described = of_request.iter().map(|(name, Found { offering, id, offered })| {
-        (*name, devices.attributes(offering, id, offered))
+    let described = of_request.iter().map(|(of, Found { offering, id, offered })| {
+        // As the slice has them.
+        let whole = offering.spec.divided(id).filter(|_| of.share_id.is_some());
+        (&of.name, devices.attributes(offering, whole.as_ref().unwrap_or(id), offered))
     });
     Some((mount, metadata::text(claim, &of.request, described)))
-}
-
-/// The wanted devices among those of the node.
-pub(super) fn find<'a>(
-    inventory: &'a Inventory,
-    is_wanted: impl Fn(&DraName) -> bool,
-    name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
-) -> BTreeMap<DraName, Found<'a>> {
-    let mut by_name: BTreeMap<DraName, Found<'a>> = BTreeMap::new();
-    for offering in inventory.resources.values() {
-        for (id, offered) in &offering.devices {
-            let name = name_of(id, offered.device.class);
-            if !is_wanted(&name) {
-                continue;
-            }
-            let found = Found { offering, id, offered };
-            let best = by_name.entry(name).or_insert(found);
-            if found.rank() > best.rank() {
-                *best = found;
-            }
-        }
-    }
-    by_name
 }
 
 /// Checks one device, and decides what containers get of it.
 fn one(
     claim: &ClaimRef,
     of: &Allocated,
+    own: &str,
     Found { offering, id, offered }: Found<'_>,
     together: &[&Device],
     metadata: Option<(EditMount, String)>,
@@ -374,7 +343,7 @@ fn one(
         .map_err(|why| NotPrepared::Unusable { name, why })?;
     let (mount, text) = metadata.unzip();
     edits.mounts.extend(mount);
-    let claimed = claim::claimed(claim, of.clone(), id.clone(), edits);
+    let claimed = claim::claimed(claim, of.clone(), own, id.clone(), edits);
     Ok((ClaimedDevice { metadata: text.unwrap_or_default(), ..claimed }, granted))
 }
 

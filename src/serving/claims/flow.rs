@@ -11,6 +11,7 @@ use crate::domain::{
     PreparedDevice, ResourceName, Safeguard,
 };
 use futures_util::future::BoxFuture;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -246,16 +247,19 @@ impl ClaimPreparer {
     /// evicted.
     fn lost(&self, claim: &AllocatedClaim, wanted: &[Wanted], held: &HeldByNumber) -> NotPrepared {
         let is_it = |(resource, id, _): &&Wanted| (resource, id) == (&held.resource, &held.id);
-        let lost = wanted.iter().filter(is_it).map(|(.., name)| name.clone()).collect();
-        let advice = if self.ledger.evict(&lost, &held.container) {
+        let lost: BTreeSet<DraName> =
+            wanted.iter().filter(is_it).map(|(.., name)| name.clone()).collect();
+        let is_part = |of: &Allocated| of.share_id.is_some() && lost.contains(&of.name);
+        let delete = |why: &str| {
+            let pods: Vec<String> = claim.reserved_for.iter().map(ToString::to_string).collect();
+            format!("delete pod {}, because {why}", pods.join(", "))
+        };
+        let advice = if claim.devices.iter().any(is_part) {
+            delete("a taint would also evict the pods of the other claims for parts of the device")
+        } else if self.ledger.evict(&lost, &held.container) {
             "a taint of the device evicts the pods of the claim".to_owned()
         } else {
-            let pods: Vec<String> = claim.reserved_for.iter().map(ToString::to_string).collect();
-            format!(
-                "delete pod {}, because the API server drops taints of devices (feature gate \
-                 DRADeviceTaints)",
-                pods.join(", ")
-            )
+            delete("the API server drops taints of devices (feature gate DRADeviceTaints)")
         };
         NotPrepared::Lost { claim: claim.claim.clone(), why: held.why.clone(), advice }
     }
@@ -281,7 +285,10 @@ impl ClaimPreparer {
             Some(recorded) => {
                 Ok(DecidedClaim { reserved_for: claim.reserved_for.clone(), ..recorded })
             }
-            None => decide::decide(claim, allocation, &*self.devices, &*self.name_of),
+            None => {
+                let grants = self.ledger.grants();
+                decide::decide(claim, allocation, &*self.devices, &grants, &*self.name_of)
+            }
         }
     }
 

@@ -17,6 +17,7 @@ mod decide;
 mod digest;
 mod files;
 mod flow;
+mod found;
 mod metadata;
 mod named;
 
@@ -28,7 +29,7 @@ pub use named::named_devices;
 
 use crate::domain::{
     AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
-    DraName, GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
+    DraName, Grant, GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
 };
 use crate::slices::api::Attribute;
 use std::collections::{BTreeMap, BTreeSet};
@@ -113,6 +114,11 @@ pub trait ClaimLedger: Send + Sync {
     /// # Errors
     /// One sentence, when that cannot be made durable.
     async fn release(&self, claim: &ClaimRef) -> Result<(), String>;
+
+    /// The grants, by the last published snapshot. They show which shares of a device are free.
+    fn grants(&self) -> Arc<Vec<Arc<Grant>>> {
+        Arc::default()
+    }
 
     /// Has the control plane evict the pods whose claims have these devices, for as long as this
     /// container has them. Returns whether it does that: a ledger without a control plane does not.

@@ -1,7 +1,7 @@
 //! The devices of the node by their names in the DRA API, for claims that the ledger has lost.
 
 use super::ClaimDevices;
-use super::decide::{Found, find};
+use super::found::{Found, find};
 use crate::domain::{
     ContainerEdits, DeviceClass, DeviceId, DraName, GrantedDevice, NamedDevice, NamedDevices,
 };

@@ -3,8 +3,8 @@
 use super::*;
 use crate::contract::cdi::FILE_PREFIX;
 use crate::domain::{
-    Allocated, Api, Attributes, ClaimedDevice, ConfigSource, Device, EditDevice, Health,
-    OpaqueConfig, PciFunction, PreparedDevice, Reason, ResourceSpec, Sharing,
+    Allocated, Api, Attributes, ClaimedDevice, ConfigSource, Device, EditDevice, GrantState,
+    Health, OpaqueConfig, PciFunction, PreparedDevice, Reason, ResourceSpec, Sharing, Timestamp,
 };
 use crate::host::SpecFolder;
 use crate::lab::sim::executor::{Executor, Handle};
@@ -118,9 +118,13 @@ struct Ledger {
     /// Whether a container has the GPU, and whether the control plane evicts the claim's pods.
     by_number: Mutex<Option<bool>>,
     evicted: Mutex<Vec<(BTreeSet<DraName>, AllocId)>>,
+    /// The device that the container has.
+    lost_id: Mutex<Option<DeviceId>>,
     records: Mutex<usize>,
     /// The last request to record.
     last: Mutex<Option<DecidedClaim>>,
+    /// What other claims and containers hold.
+    others: Mutex<Vec<Arc<Grant>>>,
 }
 
 #[tonic::async_trait]
@@ -128,6 +132,10 @@ impl ClaimLedger for Ledger {
     fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
         let recorded = self.recorded.lock().unwrap();
         recorded.get(&claim.uid).filter(|_| !*self.is_late.lock().unwrap()).cloned()
+    }
+
+    fn grants(&self) -> Arc<Vec<Arc<Grant>>> {
+        Arc::new(self.others.lock().unwrap().clone())
     }
 
     async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
@@ -167,9 +175,10 @@ impl Ledger {
             return Err(NotRecorded::Blocked("pod ml/former runs on GPU-A".into()));
         }
         if self.by_number.lock().unwrap().is_some() {
+            let lost = self.lost_id.lock().unwrap().clone();
             return Err(NotRecorded::HeldByNumber(HeldByNumber {
                 resource: "x.y/gpu".parse().unwrap(),
-                id: DeviceId::new("GPU-A"),
+                id: lost.unwrap_or_else(|| DeviceId::new("GPU-A")),
                 container: AllocId::new("a-1"),
                 why: "device `GPU-A` of x.y/gpu is held by pod ml/web".into(),
             }));
@@ -1008,4 +1017,138 @@ fn a_lost_device_is_found_by_its_name_also_if_its_contract_cannot_be_fulfilled()
     let found = named(&devices);
     assert_eq!(found[&wanted].device.id, DeviceId::new("GPU-A"), "a container may have it");
     assert_eq!(found[&wanted].edits, ContainerEdits::default());
+}
+
+/// A grant of these shares of `GPU-A` to a claim with this UID, or to a container.
+fn grant(uid: Option<&str>, shares: &[(u32, &str)]) -> Arc<Grant> {
+    let whole = DeviceId::new("GPU-A");
+    let hold = uid.map(|uid| {
+        let claimed = |(share, share_id): &(u32, &str)| {
+            let of = part("gpu", share_id);
+            claimed(uid, of, whole.share(*share))
+        };
+        let claim = ClaimRef { uid: uid.into(), ..claim() };
+        let devices = shares.iter().map(claimed).collect();
+        Arc::new(ClaimHold { claim, allocation: String::new(), devices })
+    });
+    let device = |(share, _): &(u32, &str)| GrantedDevice {
+        id: whole.share(*share),
+        key: String::new(),
+        numa_nodes: Vec::new(),
+        nodes: Vec::new(),
+        objects: Vec::new(),
+    };
+    Arc::new(Grant {
+        alloc_id: AllocId::new("a-1"),
+        resource: "x.y/gpu".parse().unwrap(),
+        devices: shares.iter().map(device).collect(),
+        edits: ContainerEdits::default(),
+        claim: hold,
+        boot_id: "boot".into(),
+        kubelet: None,
+        granted_at: Timestamp(1),
+        version: "1".into(),
+        state: GrantState::Granted,
+    })
+}
+
+fn part(request: &str, share_id: &str) -> Allocated {
+    let of = allocated(request, "GPU-A", DeviceClass::Gpu);
+    Allocated { share_id: Some(share_id.into()), ..of }
+}
+
+fn claimed(uid: &str, allocated: Allocated, id: DeviceId) -> ClaimedDevice {
+    let own = name_of(&id, DeviceClass::Gpu).device;
+    let cdi_devices = vec![format!("k8s.holdfast.dev/claim={uid}-{own}")];
+    let edits = ContainerEdits::default();
+    ClaimedDevice { allocated, id, cdi_devices, edits, metadata: String::new() }
+}
+
+/// A claim for parts of `GPU-A`, which has three shares. `by_capacity` is the key of the resource.
+fn parts(by_capacity: bool, of: Vec<Allocated>) -> World {
+    let world = World::changed(|claim| claim.devices = of);
+    let (name, mut offering) =
+        offering("gpu", DeviceClass::Gpu, &["GPU-A::0", "GPU-A::1", "GPU-A::2"]);
+    let shared = Arc::make_mut(&mut offering);
+    let sharing = Sharing::Replicas(3);
+    let spec = ResourceSpec::clone(&shared.spec);
+    shared.spec = Arc::new(ResourceSpec { sharing, capacity: by_capacity, ..spec });
+    let resources = [(name, offering)].into();
+    *world.devices.inventory.lock().unwrap() = Arc::new(Inventory { resources });
+    world
+}
+
+/// The shares that the claim gets, by its share ids.
+async fn shares_of(world: &World) -> Vec<(String, String)> {
+    let answer = world.prepare().await.unwrap();
+    assert_eq!(world.prepare().await.unwrap(), answer, "the same bytes again");
+    let recorded = world.ledger.recorded.lock().unwrap()[UID].clone();
+    let shares = recorded.holds.iter().flat_map(|of| &of.hold.devices).map(|device| {
+        let own = device.cdi_devices.last().unwrap().clone();
+        assert!(own.ends_with(&device.id.as_str().to_lowercase().replace("::", "-s")), "{own}");
+        assert!(answer.iter().any(|it| it.cdi_devices == device.cdi_devices));
+        (device.allocated.share_id.clone().unwrap_or_default(), device.id.to_string())
+    });
+    shares.collect()
+}
+
+#[test]
+fn each_part_of_a_device_takes_a_share_that_nobody_holds() {
+    virtually(async {
+        let is = |found: Vec<(String, String)>, expected: &[(&str, &str)]| {
+            let found: Vec<_> = found.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+            assert_eq!(found, expected);
+        };
+        for by_capacity in [true, false] {
+            let world = parts(by_capacity, vec![part("gpu", "x"), part("gpu", "y")]);
+            *world.ledger.others.lock().unwrap() = vec![grant(Some("other"), &[(1, "z")])];
+            is(shares_of(&world).await, &[("x", "GPU-A::0"), ("y", "GPU-A::2")]);
+            let text = std::fs::read_to_string(world.file()).unwrap();
+            assert!(text.contains("-gpu-a-s0\"") && text.contains("-gpu-a-s2\""), "{text}");
+        }
+        // What the claim itself holds stays, of a restored grant or of a torn write.
+        let world = parts(true, vec![part("gpu", "x"), part("gpu", "y")]);
+        *world.ledger.others.lock().unwrap() =
+            vec![grant(Some("other"), &[(0, "z")]), grant(Some(UID), &[(1, "y")])];
+        is(shares_of(&world).await, &[("x", "GPU-A::2"), ("y", "GPU-A::1")]);
+        // One device of an API server without the feature gate.
+        let whole = Allocated { share_id: None, ..part("gpu", "") };
+        let world = parts(true, vec![whole.clone()]);
+        is(shares_of(&world).await, &[("", "GPU-A::0")]);
+        // A share by its name, which the claim got before the key was set.
+        let world = parts(true, vec![allocated("gpu", "GPU-A::1", DeviceClass::Gpu)]);
+        is(shares_of(&world).await, &[("", "GPU-A::1")]);
+        // No share is offered under the name of its device without the key.
+        let world = parts(false, vec![whole]);
+        assert!(world.refusal().await.contains("is not a device of this node"));
+    });
+}
+
+#[test]
+fn a_claim_without_a_free_share_waits_for_a_claim_rather_than_for_a_container() {
+    virtually(async {
+        let world = parts(true, vec![part("gpu", "x")]);
+        *world.ledger.others.lock().unwrap() =
+            vec![grant(None, &[(0, ""), (1, "")]), grant(Some("other"), &[(2, "z")])];
+        *world.ledger.blocked.lock().unwrap() = usize::MAX;
+        assert!(world.refusal().await.contains("still waits"));
+        let last = world.ledger.last.lock().unwrap().clone().unwrap();
+        assert_eq!(last.holds[0].devices[0].id, DeviceId::new("GPU-A::2"));
+    });
+}
+
+#[test]
+fn the_other_claims_of_a_device_are_not_evicted_for_one_without_a_share() {
+    virtually(async {
+        for (of, is_evicted) in [(part("gpu", "x"), false), (part("gpu", ""), true)] {
+            let share_id = of.share_id.clone().filter(|id| !id.is_empty());
+            let world = parts(true, vec![Allocated { share_id, ..of }]);
+            *world.ledger.by_number.lock().unwrap() = Some(true);
+            *world.ledger.lost_id.lock().unwrap() = Some(DeviceId::new("GPU-A::0"));
+            let error = world.refusal().await;
+            assert_eq!(error.contains("a taint of the device evicts"), is_evicted, "{error}");
+            assert_eq!(error.contains("delete pod ml/p, because"), !is_evicted, "{error}");
+            assert_eq!(world.ledger.evicted.lock().unwrap().is_empty(), !is_evicted);
+        }
+    });
 }

@@ -168,7 +168,10 @@ impl List {
         let root = pcie_root(pci);
         self.text("gpu.intel.com/pciRoot", root.rsplit(':').next().unwrap_or_default());
         // 1000 thousandths of a GPU, as the API server writes it.
-        self.capacity("gpu.intel.com/millicores", Some(Capacity { value: "1k".into() }));
+        self.capacity(
+            "gpu.intel.com/millicores",
+            Some(Capacity { value: "1k".into(), request_policy: None }),
+        );
     }
 
     fn add_sriov(&mut self, spec: &ResourceSpec, device: &Device, pci: &PciFunction) {
@@ -315,7 +318,8 @@ mod tests {
     /// The device as it is published.
     fn published(device: &Device, shares: bool) -> api::Device {
         let nvml = nvml();
-        let facts = Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml), vendors: true };
+        let facts =
+            Facts { nvidia_driver: Some("580.95.05"), nvml: Some(&nvml), vendors: true, taken: 0 };
         let mut spec = ResourceSpec::new("example.com/sriov_nic_1".parse().unwrap(), device.class);
         if shares {
             spec.sharing = Sharing::Replicas(2);
@@ -540,7 +544,8 @@ mod tests {
         let modes = [("compute_partition", "cpx"), ("memory_partition", "nps4")];
         let [whole, part] = nvidia();
         let nvml = nvml();
-        let facts = Facts { nvidia_driver: Some("1.2.3"), nvml: Some(&nvml), vendors: true };
+        let facts =
+            Facts { nvidia_driver: Some("1.2.3"), nvml: Some(&nvml), vendors: true, taken: 0 };
         let spec = ResourceSpec::new("a.b/c".parse().unwrap(), DeviceClass::Gpu);
         let names = [
             whole,

@@ -12,9 +12,11 @@ const REFUSED_FOR: Duration = Duration::from_secs(60);
 const CONFLICTS_MAX: u32 = 3;
 
 /// A field whose loss changes what is published.
-pub(super) const TAINTS: &str = "taints";
+pub const TAINTS: &str = "taints";
 /// Another one: without counters, the scheduler may give a whole and its parts to several claims.
-pub(super) const COUNTERS: &str = "counters";
+pub const COUNTERS: &str = "counters";
+/// A third one: without it, a device with parts of its capacity has one claim at a time.
+pub const PARTS: &str = "parts of capacities";
 
 impl Publisher {
     /// The request that was sent has failed.
@@ -75,7 +77,7 @@ impl Publisher {
         if self.dropped.insert(fields) {
             self.reports.push(Report::FieldsDropped(fields));
         }
-        if [TAINTS, COUNTERS].contains(&fields) {
+        if [TAINTS, COUNTERS, PARTS].contains(&fields) {
             self.write_after(BAD_NEWS_AFTER, now);
         }
     }
@@ -185,7 +187,11 @@ pub(super) fn dropped(sent: &Spec, returned: &Spec) -> Vec<&'static str> {
     });
     let capacity =
         any(|sent, returned| sent.capacity.keys().any(|it| !returned.capacity.contains_key(it)));
+    let parts = any(|sent, returned| {
+        sent.allow_multiple_allocations && !returned.allow_multiple_allocations
+    });
     let kinds = [
+        (parts, PARTS),
         (taints, TAINTS),
         (counters, COUNTERS),
         (attributes, "attributes"),

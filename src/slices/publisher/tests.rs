@@ -1,8 +1,10 @@
 //! The publisher against a small API server in memory, with faults.
 
 use super::super::DRIVER;
-use super::super::api::{Attribute, Device, NO_SCHEDULE, ResourceSlice, Taint};
-use super::super::attributes::PCI_BUS_ID;
+use super::super::api::{
+    Attribute, Capacity, Device, NO_SCHEDULE, RequestPolicy, ResourceSlice, Taint,
+};
+use super::super::attributes::{PCI_BUS_ID, SHARES};
 use super::*;
 use crate::domain::DraName;
 use proptest::prelude::*;
@@ -78,6 +80,7 @@ struct Server {
     faults: VecDeque<Fault>,
     drops_taints: bool,
     drops_counters: bool,
+    drops_parts: bool,
     /// It wants counters in the slices of their devices (Kubernetes 1.34).
     wants_counters_together: bool,
     /// Devices that it refuses, and whether it names them.
@@ -107,6 +110,9 @@ impl Server {
             }
             if self.drops_taints {
                 device.taints.clear();
+            }
+            if self.drops_parts {
+                device.undivided();
             }
             if self.drops_counters {
                 device.consumes_counters.clear();
@@ -572,6 +578,42 @@ fn a_server_that_drops_taints_has_no_tainted_device() {
     assert_eq!(world.names().len(), 3);
     let scheduled = world.server.scheduled().unwrap();
     assert_eq!(scheduled.values().filter(|it| !it.taints.is_empty()).count(), 2);
+}
+
+#[test]
+fn a_server_that_drops_parts_of_capacities_has_devices_for_one_claim() {
+    let divided = || {
+        let mut offer = offer(&[1, 2], &[], &[]);
+        let device = offer.pools.values_mut().flat_map(|it| it.values_mut()).next().unwrap();
+        device.allow_multiple_allocations = true;
+        let usual = RequestPolicy { usual: "1".into(), valid_range: None };
+        let shares = Capacity { value: "4".into(), request_policy: Some(usual) };
+        device.capacity.insert(SHARES.to_owned(), shares);
+        offer
+    };
+    let is_divided = |world: &World| {
+        let scheduled = world.server.scheduled().unwrap();
+        let mut devices = scheduled.values().filter(|it| it.allow_multiple_allocations);
+        devices.next().map(|it| it.capacity[SHARES].request_policy.is_some())
+    };
+    let mut world = World::new();
+    world.server.drops_parts = true;
+    world.on(Event::Offered(divided()));
+    world.settle();
+    assert_eq!((world.names().len(), is_divided(&world)), (2, None));
+    assert_eq!(world.reports, [Report::FieldsDropped("parts of capacities")]);
+    assert!(world.publisher.summary().drops_parts);
+    let writes = world.server.writes.len();
+    world.run(Duration::from_secs(3600));
+    assert_eq!(world.server.writes.len(), writes, "no loop");
+    world.server.drops_parts = false;
+    world.on(Event::ServerChanged);
+    world.settle();
+    assert_eq!(is_divided(&world), Some(true));
+    assert!(!world.publisher.summary().drops_parts);
+    world.on(Event::Offered(offer(&[1, 2], &[], &[])));
+    world.settle();
+    assert_eq!(is_divided(&world), None, "the key was removed");
 }
 
 /// The devices of an offer as adapters: each tenth is the physical function of the next nine.

@@ -121,7 +121,10 @@ fn text<'a>(device: &'a Device, name: &str) -> Option<&'a str> {
 }
 
 fn counter(value: u64) -> BTreeMap<String, Capacity> {
-    BTreeMap::from([(COUNTER.to_owned(), Capacity { value: value.to_string() })])
+    BTreeMap::from([(
+        COUNTER.to_owned(),
+        Capacity { value: value.to_string(), request_policy: None },
+    )])
 }
 
 #[cfg(test)]

@@ -43,6 +43,9 @@ pub(super) fn of(inputs: &Inputs<'_>, candidate: &Candidate<'_>) -> Vec<Taint> {
         let effect = if is_order { NO_EXECUTE } else { NO_SCHEDULE };
         taints.push(taint(&reason.as_str().replace('_', "-"), &value, effect));
     }
+    if candidate.is_held_otherwise {
+        taints.push(held_by_claim());
+    }
     match candidate.place {
         InSlice::Held => taints.push(taint(HELD, DEVICE_PLUGIN, NO_SCHEDULE)),
         InSlice::Ending => taints.push(taint("not-for-claims", "", NO_SCHEDULE)),
@@ -80,8 +83,8 @@ fn value_of(reason: Reason, verdict: &Verdict) -> String {
     if is_label_value(word) { word.to_owned() } else { String::new() }
 }
 
-/// The taint of a device that a claim holds in another pool.
-pub(super) fn of_another_pool() -> Taint {
+/// The taint of a device that a claim holds in another pool, or under another name.
+pub(super) fn held_by_claim() -> Taint {
     taint(HELD, "claim", NO_SCHEDULE)
 }
 

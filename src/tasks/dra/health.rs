@@ -51,8 +51,18 @@ impl Healths {
         offerings.sort_by_key(|offering| offering.spec.api.serves_claims());
         for offering in offerings {
             for (id, offered) in &offering.devices {
-                let name = (self.name_of)(id, offered.device.class);
-                if !offering.spec.api.serves_claims() && !claimed.contains(&name) {
+                let class = offered.device.class;
+                let name = (self.name_of)(id, class);
+                // A claim has a share, or a part of the capacity of the whole device.
+                let names = match offering.spec.divided(id) {
+                    None if offering.spec.api.serves_claims() => vec![name],
+                    None => Some(name).filter(|it| claimed.contains(it)).into_iter().collect(),
+                    Some(whole) => {
+                        let name = Some(name).filter(|it| claimed.contains(it));
+                        name.into_iter().chain([(self.name_of)(&whole, class)]).collect()
+                    }
+                };
+                if names.is_empty() {
                     continue;
                 }
                 let message = match offered.health {
@@ -67,8 +77,11 @@ impl Healths {
                     }
                 };
                 let is_healthy = Some(offered.health.is_healthy());
-                let of = ClaimHealth { name: name.clone(), is_healthy, message };
-                health.insert(name, of);
+                for name in names {
+                    let message = message.clone();
+                    let of = ClaimHealth { name: name.clone(), is_healthy, message };
+                    health.insert(name, of);
+                }
             }
         }
         health.into_values().collect()

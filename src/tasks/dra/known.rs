@@ -5,7 +5,7 @@ use crate::cluster::{ClusterError, WatchEvent};
 use crate::slices::api::ResourceSlice;
 use crate::slices::attributes::Dropped;
 use crate::slices::others::Others;
-use crate::slices::publisher::{Cause, Event, Failure, Report};
+use crate::slices::publisher::{COUNTERS, Cause, Event, Failure, PARTS, Report, TAINTS};
 use crate::slices::wanted::Offer;
 use crate::telemetry::metrics;
 use std::collections::BTreeSet;
@@ -102,8 +102,10 @@ impl Known {
                     }
                 }
                 Report::FieldsDropped(fields) => {
+                    let gate = gate_of(fields);
                     tracing::warn!(
                         fields,
+                        gate,
                         "the API server drops fields of devices: a feature gate is off"
                     );
                 }
@@ -113,6 +115,16 @@ impl Known {
             }
         }
     }
+}
+
+/// The feature gate of fields that the API server drops, if one of them is known.
+fn gate_of(fields: &str) -> Option<&'static str> {
+    let gates = [
+        (TAINTS, "DRADeviceTaints"),
+        (COUNTERS, "DRAPartitionableDevices"),
+        (PARTS, "DRAConsumableCapacity"),
+    ];
+    gates.into_iter().find(|(of, _)| *of == fields).map(|(_, gate)| gate)
 }
 
 pub(super) fn not_published(error: &ClusterError) -> String {

@@ -56,6 +56,10 @@ impl ClaimLedger for Recorder {
         Some(known).filter(|known| !known.holds.is_empty())
     }
 
+    fn grants(&self) -> Arc<Vec<Arc<Grant>>> {
+        Arc::clone(&self.grants.borrow())
+    }
+
     async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
         let message = RecordClaim { grants: self.grants_of(decided) };
         match self.record.call(message, ANSWER_WITHIN).await {

@@ -103,7 +103,8 @@ impl Restorer {
     async fn restore(&mut self, kept: &KubeletClaims) -> BTreeSet<String> {
         self.inventory.mark_unchanged();
         let devices = |claim: &KubeletClaim| {
-            claim.devices.iter().map(|device| device.name.clone()).collect::<BTreeSet<_>>()
+            let uid = &claim.claim.uid;
+            claim.devices.iter().map(|device| device.own(uid)).collect::<BTreeSet<_>>()
         };
         let wanted: BTreeSet<DraName> = kept.claims.values().flat_map(devices).collect();
         if wanted.is_empty() {

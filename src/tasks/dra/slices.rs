@@ -251,19 +251,21 @@ impl SlicesTask {
         let inventory = self.inventory.borrow_and_update().clone();
         let grants = self.grants.borrow_and_update().clone();
         let nvml = self.nvml.borrow_and_update().clone();
-        let Holders { claimed, held } = Holders::of(&grants);
+        let Holders { claimed, shares, held } = &Holders::of(&grants);
         let judgement = self.judgement.borrow().clone();
         let driver = hardware::nvidia_driver_version(&self.host_root);
         let mut offer = offer(&Inputs {
             node: &self.node,
             resources: &inventory.resources,
-            claimed: &claimed,
-            held: &held,
+            claimed,
+            held,
+            shares,
             verdicts: &judgement.verdicts,
             facts: Facts {
                 nvidia_driver: driver.as_deref(),
                 nvml: Some(&nvml),
                 vendors: self.vendors,
+                taken: 0,
             },
         });
         let lost = still_lost(&self.lost.borrow_and_update().clone(), &grants);

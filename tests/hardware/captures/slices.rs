@@ -81,7 +81,7 @@ fn the_slices_of_every_machine_fulfil_every_limit() {
         let found = everything(&host);
         let slices = slices(&host, &found);
         assert_eq!(refused(&slices), [""; 0], "{name}");
-        let facts = Facts { vendors: true, nvidia_driver: Some("580.95.05"), nvml: None };
+        let facts = Facts { vendors: true, nvidia_driver: Some("580.95.05"), nvml: None, taken: 0 };
         let with_vendors = slices_with(&host, &found, facts);
         assert_eq!(refused(&with_vendors), [""; 0], "{name}");
         for device in with_vendors.iter().flat_map(|slice| &slice.spec.devices) {

@@ -3,6 +3,7 @@
 use super::world::{MS, SECOND, World, name_of};
 use crate::domain::{Allocated, AllocatedClaim, ClaimRef, DeviceClass, DeviceId, DraName, PodRef};
 use crate::slices::api::ResourceSlice;
+use crate::slices::attributes::SHARES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,9 @@ pub(super) struct Pod {
     /// Whether it is being deleted.
     pub(super) is_deleted: bool,
 }
+
+/// A device, and the share id of a part of it.
+pub(super) type Part = (DraName, Option<String>);
 
 /// An allocation of a claim: its devices, and the time when it ended.
 #[derive(Debug, Clone)]
@@ -158,8 +162,9 @@ impl Cluster {
         })
     }
 
-    /// The devices that the scheduler may use: published, and without a taint.
-    fn free(&self) -> BTreeSet<DraName> {
+    /// The devices that the scheduler may use: published, and without a taint. Each with the claims
+    /// that may have a part of it, if several may.
+    fn free(&self) -> BTreeMap<DraName, Option<usize>> {
         let newest = |pool: &str| {
             let of_pool = self.slices.values().filter(|slice| slice.spec.pool.name == pool);
             of_pool.map(|slice| slice.spec.pool.generation).max()
@@ -172,7 +177,11 @@ impl Cluster {
             .flat_map(|slice| {
                 let pool = &slice.spec.pool.name;
                 let usable = slice.spec.devices.iter().filter(|device| device.taints.is_empty());
-                usable.map(|device| DraName { pool: pool.clone(), device: device.name.clone() })
+                usable.map(|device| {
+                    let parts = device.capacity.get(SHARES).map(|it| it.value.parse().unwrap());
+                    let parts = parts.filter(|_| device.allow_multiple_allocations);
+                    (DraName { pool: pool.clone(), device: device.name.clone() }, parts)
+                })
             })
             .collect()
     }
@@ -202,7 +211,7 @@ impl Cluster {
     fn fit(&self, pod: &Pod) -> Option<Vec<(String, Vec<Allocated>)>> {
         let published = self.free();
         let allocated = self.claims.values().flat_map(|claim| &claim.allocation);
-        let mut used: BTreeSet<DraName> =
+        let mut used: Vec<DraName> =
             allocated.filter(|of| !of.admin).map(|of| of.name.clone()).collect();
         let mut allocations = Vec::new();
         for name in &pod.claims {
@@ -213,18 +222,28 @@ impl Cluster {
             let mut devices: Vec<Allocated> = Vec::new();
             for request in &claim.requests {
                 let mut left = request.count;
-                for name in &published {
+                for (name, parts) in &published {
                     let is_of_class = is_of_class(name, request.class);
                     let is_twice = devices.iter().any(|of| of.name == *name);
                     let is_free = request.is_admin || !used.contains(name);
-                    if left > 0 && is_of_class && is_free && !is_twice {
+                    let mut of = Allocated {
+                        request: request.name.into(),
+                        name: name.clone(),
+                        share_id: None,
+                        admin: request.is_admin,
+                    };
+                    if let Some(parts) = parts.filter(|_| is_of_class) {
+                        let has = used.iter().filter(|used| *used == name).count() + devices.len();
+                        for nth in 0..left.min(parts.saturating_sub(has)) {
+                            let (uid, times) = (&claim.of.uid, self.periods.get(&claim.of.uid));
+                            let times = times.map_or(0, Vec::len);
+                            of.share_id = Some(format!("{uid}-{times}-{nth}"));
+                            devices.push(of.clone());
+                            left -= 1;
+                        }
+                    } else if left > 0 && is_of_class && is_free && !is_twice {
                         left -= 1;
-                        devices.push(Allocated {
-                            request: request.name.into(),
-                            name: name.clone(),
-                            share_id: None,
-                            admin: request.is_admin,
-                        });
+                        devices.push(of);
                     }
                 }
                 if left > 0 {
@@ -257,19 +276,20 @@ impl Cluster {
     }
 
     /// Whether these are the devices that the claim had at some time of the period.
-    pub(super) fn had(&self, uid: &str, devices: &BTreeSet<DraName>, from: Duration) -> bool {
+    pub(super) fn had(&self, uid: &str, devices: &BTreeSet<Part>, from: Duration) -> bool {
         let is_same = |period: &Period| {
-            let had: BTreeSet<DraName> = period.devices.iter().map(|of| of.name.clone()).collect();
+            let had: BTreeSet<Part> =
+                period.devices.iter().map(|of| (of.name.clone(), of.share_id.clone())).collect();
             period.until.is_none_or(|until| until >= from) && had == *devices
         };
         self.periods.get(uid).is_some_and(|periods| periods.iter().any(is_same))
     }
 
     /// The devices that a claim has now, by its UID.
-    pub(super) fn devices_of(&self, uid: &str) -> BTreeSet<DeviceId> {
+    pub(super) fn devices_of(&self, uid: &str) -> BTreeSet<DraName> {
         let mut claims = self.claims.values().filter(|claim| claim.of.uid == uid);
         let devices = claims.next().into_iter().flat_map(|claim| &claim.allocation);
-        devices.filter_map(|of| id_of(&of.name)).collect()
+        devices.map(|of| of.name.clone()).collect()
     }
 
     /// Whether the claim has, or had, the device with access for an administrator. That is a

@@ -9,7 +9,7 @@ use crate::contract::cdi::FILE_PREFIX;
 use crate::domain::{
     AllocId, AllocatedClaim, Api, Attributes, ClaimRef, ContainerEdits, Device, DeviceId,
     EditDevice, GrantedDevice, Health, Inventory, Offered, Offering, PreparedDevice, ResourceSpec,
-    Safeguard,
+    Safeguard, Sharing,
 };
 use crate::host::SpecFolder;
 use crate::lab::sim::executor::{Handle, Task};
@@ -100,7 +100,14 @@ pub(super) fn inventory() -> Inventory {
         let name = pool.resource.parse().unwrap();
         let offering = inventory.resources.entry(name).or_insert_with_key(|name| {
             let spec = ResourceSpec::new(name.clone(), pool.class);
-            let spec = Arc::new(ResourceSpec { api: Api::Dra, ..spec });
+            let spec = match pool.is_divided {
+                false => ResourceSpec { api: Api::Dra, ..spec },
+                true => {
+                    let sharing = Sharing::Replicas(pool.count);
+                    ResourceSpec { api: Api::Dra, sharing, capacity: true, ..spec }
+                }
+            };
+            let spec = Arc::new(spec);
             Arc::new(Offering { spec, devices: BTreeMap::new() })
         });
         let device = Device {

@@ -288,7 +288,10 @@ impl Kubelet {
             let info = info.ok_or("internal error: unable to get claim info")?;
             // Devices of a former allocation under the same UID stay there too, for the next
             // container to fail with. That is beyond a driver's reach.
-            let stays = |known: &PreparedDevice| devices.iter().any(|it| it.name == known.name);
+            let stays = |known: &PreparedDevice| {
+                let part = |it: &PreparedDevice| (it.name.clone(), it.share_id.clone());
+                devices.iter().any(|it| part(it) == part(known))
+            };
             info.devices.retain(|known| self.world.habits.appends && stays(known));
             info.devices.extend(devices);
             info.prepared = true;
@@ -331,8 +334,9 @@ impl Kubelet {
         let claims = self.claims();
         let infos = pod.claims.iter().filter_map(|name| claims.get(name));
         let devices = infos.flat_map(|info| {
-            let names: BTreeSet<_> = info.devices.iter().map(|device| &device.name).collect();
-            names.into_iter().filter_map(id_of).collect::<Vec<_>>()
+            let own = |device: &PreparedDevice| device.own(&info.of.uid);
+            let names: BTreeSet<_> = info.devices.iter().map(own).collect();
+            names.iter().filter_map(id_of).collect::<Vec<_>>()
         });
         devices.collect()
     }

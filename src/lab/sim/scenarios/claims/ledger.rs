@@ -271,14 +271,16 @@ fn as_grant(entry: &Entry) -> Option<&Grant> {
     if let Entry::Grant(grant) = entry { Some(&**grant) } else { None }
 }
 
-/// A device with its kernel object, which every resource that offers it has.
+/// A device with its kernel object, which every resource that offers it has. Shares have that of
+/// their device.
 pub(super) fn granted(id: &DeviceId) -> GrantedDevice {
+    let whole = id.shared().unwrap_or_else(|| id.clone());
     GrantedDevice {
         id: id.clone(),
         key: format!("pci:{id}"),
         numa_nodes: Vec::new(),
         nodes: Vec::new(),
-        objects: vec![Object::node(&format!("/dev/{id}"))],
+        objects: vec![Object::node(&format!("/dev/{whole}"))],
     }
 }
 
@@ -301,6 +303,10 @@ impl ClaimLedger for LedgerShell {
         holds.sort_by(|a, b| a.resource.cmp(&b.resource));
         let known = DecidedClaim { claim: claim.clone(), reserved_for: Vec::new(), holds };
         Some(known).filter(|known| !known.holds.is_empty())
+    }
+
+    fn grants(&self) -> Arc<Vec<Arc<Grant>>> {
+        Arc::clone(&self.snapshot.borrow())
     }
 
     async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {

@@ -1,7 +1,7 @@
 //! The machine: the state that outlives a process on it, and what of it outlives a power cut.
 
 use super::kubelet::ClaimInfo;
-use super::world::POOLS;
+use super::world::pools;
 use crate::domain::{
     CgroupState, Checkpoint, CheckpointEntry, DeviceId, Entry, KubeletClaim, KubeletClaims,
     KubeletGeneration, Moment, PodName, Timestamp,
@@ -251,7 +251,11 @@ impl Machine {
 /// The devices of the node: id and resource.
 pub(super) fn devices() -> impl Iterator<Item = (DeviceId, &'static super::world::Pool)> {
     let of = |pool: &'static super::world::Pool| {
-        (0..pool.count).map(move |n| (DeviceId::new(format!("{}-{n}", pool.prefix)), pool))
+        let id = |n| match pool.is_divided {
+            false => DeviceId::new(format!("{}-{n}", pool.prefix)),
+            true => DeviceId::new(pool.prefix).share(n),
+        };
+        (0..pool.count).map(move |n| (id(n), pool))
     };
-    POOLS.iter().flat_map(of)
+    pools().flat_map(of)
 }

@@ -27,17 +27,17 @@
 //! these devices, or the new ones of this claim, rightly wait for the end of that pod; a pod that
 //! needs both waits for itself.
 
-use super::cluster::{Cluster, Pod, id_of};
-use super::machine::{Held, Machine};
+use super::cluster::{Cluster, Part, Pod};
+use super::machine::{Held, Machine, devices};
 use super::slices::offered;
-use super::world::{Crash, Step, World};
+use super::world::{Crash, Step, World, slice_name_of};
 use crate::domain::{AllocId, ClaimRef, DeviceId, DraName, Grant, GrantState, PreparedDevice};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The UID of a claim, and its devices.
-type Allocation = (String, BTreeSet<DraName>);
+type Allocation = (String, BTreeSet<Part>);
 /// The devices of an answer, and the text of the claim's CDI file.
 type Answer = (Vec<PreparedDevice>, Option<String>);
 
@@ -98,14 +98,15 @@ impl Oracles {
         world.log(format_args!("{} is answered: {devices:?}", of.uid));
         self.covered.answers += 1;
         self.unprepared.remove(&of.uid);
-        let names: BTreeSet<DraName> = devices.iter().map(|device| device.name.clone()).collect();
+        let part = |device: &PreparedDevice| (device.name.clone(), device.share_id.clone());
+        let names: BTreeSet<Part> = devices.iter().map(part).collect();
         let (text, durable) = {
             let machine = world.machine();
             let grants = machine.durable.of_claim(&of.uid);
             let holds = grants.filter_map(|grant| grant.claim.as_deref());
-            let durable: BTreeSet<DraName> = holds
+            let durable: BTreeSet<Part> = holds
                 .flat_map(|hold| &hold.devices)
-                .map(|device| device.allocated.name.clone())
+                .map(|device| (device.allocated.name.clone(), device.allocated.share_id.clone()))
                 .collect();
             (machine.cdi_text(&of.uid), durable)
         };
@@ -261,23 +262,27 @@ pub(super) fn ended(world: &World) -> BTreeSet<AllocId> {
 
 /// The claims that pods use which exist, each with a device that is no longer allocated to it: in
 /// their containers, or prepared for them by the kubelet.
-fn outdated(world: &World, machine: &Machine, cluster: &Cluster) -> BTreeSet<(String, DeviceId)> {
+fn outdated(world: &World, machine: &Machine, cluster: &Cluster) -> BTreeSet<(String, DraName)> {
     let exists = |uid: &String| cluster.pods.get(uid).is_some_and(|pod| !pod.is_deleted);
     let pods = machine.containers.iter().filter(|(uid, _)| exists(uid));
     let claimed = pods.flat_map(|(_, held)| held);
-    let mut used: BTreeSet<(String, DeviceId)> =
-        claimed.filter_map(|held| Some((held.claim.clone()?, held.device.clone()))).collect();
+    let name = |id: &DeviceId| {
+        let (_, pool) = devices().find(|(known, _)| known == id)?;
+        Some(slice_name_of(id, pool.class))
+    };
+    let mut used: BTreeSet<(String, DraName)> =
+        claimed.filter_map(|held| Some((held.claim.clone()?, name(&held.device)?))).collect();
     for info in world.kubelet().iter().flat_map(|kubelet| kubelet.prepared()) {
-        let ids = info.devices.iter().filter_map(|device| id_of(&device.name));
+        let names = info.devices.iter().map(|device| device.name.clone());
         let is_used = info.pods.iter().any(exists);
-        used.extend(ids.filter(|_| is_used).map(|id| (info.of.uid.clone(), id)));
+        used.extend(names.filter(|_| is_used).map(|name| (info.of.uid.clone(), name)));
     }
     used.retain(|(uid, device)| !cluster.devices_of(uid).contains(device));
     used
 }
 
 /// Whether a pod needs one of these claims or devices.
-fn waits_for_any(pod: &Pod, held: &BTreeSet<(String, DeviceId)>, cluster: &Cluster) -> bool {
+fn waits_for_any(pod: &Pod, held: &BTreeSet<(String, DraName)>, cluster: &Cluster) -> bool {
     let claims = pod.claims.iter().filter_map(|name| cluster.get(name));
     let mut uids = claims.map(|claim| claim.claim.uid);
     uids.any(|uid| {

@@ -9,7 +9,7 @@
 use super::cluster::{self, Request};
 use super::kubelet::Habits;
 use super::oracles::{self, Covered, Violation};
-use super::world::{Crash, MS, SECOND, Step, World};
+use super::world::{Crash, MS, SECOND, Step, World, has_parts, with_parts};
 use crate::domain::DeviceClass;
 use crate::lab::sim::executor::Executor;
 use crate::lab::sim::random::Random;
@@ -75,6 +75,7 @@ pub(super) fn run(seed: u64) -> Outcome {
     // acts.
     let mut random = Random::new(seed ^ 0xc1a1_0000_5eed_0f5c);
     let executor = Executor::new(seed);
+    with_parts(seed % 8 == 3);
     let habits = Habits { appends: random.chance(0.5), unprepares_shared: random.chance(0.3) };
     let world = World::new(executor.handle(), habits);
     world.handle.spawn(cluster::run(Arc::clone(&world)));
@@ -226,7 +227,8 @@ impl Run {
         pods.get(self.random.below(pods.len().max(1))).cloned()
     }
 
-    /// A claim for GPUs, some with a NIC too, some with access for an administrator.
+    /// A claim for GPUs, some with a NIC too, some with access for an administrator. Or one for
+    /// parts of a device.
     fn add_claim(&mut self, name: Option<String>, count: usize) -> String {
         let mut requests = vec![Request {
             name: "gpu",
@@ -241,6 +243,10 @@ impl Run {
                 count: 1,
                 is_admin: false,
             });
+        }
+        if has_parts() && self.random.chance(0.7) {
+            let (name, class, is_admin) = ("part", DeviceClass::Fpga, false);
+            requests = vec![Request { name, class, count, is_admin }];
         }
         let is_of_template = name.is_none() && self.random.chance(0.7);
         self.world.cluster().create_claim(name, requests, is_of_template)

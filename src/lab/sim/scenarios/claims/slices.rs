@@ -16,13 +16,14 @@ use tokio::sync::watch;
 
 /// The devices to publish.
 pub(super) fn offered(grants: &[Arc<Grant>]) -> Offer {
-    let Holders { claimed, held } = Holders::of(grants);
+    let Holders { claimed, shares, held } = &Holders::of(grants);
     let resources = inventory().resources;
     offer(&Inputs {
         node: &node_name(),
         resources: &resources,
-        claimed: &claimed,
-        held: &held,
+        claimed,
+        held,
+        shares,
         verdicts: &Verdicts::default(),
         facts: Facts::default(),
     })

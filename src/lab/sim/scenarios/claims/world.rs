@@ -9,6 +9,7 @@ use crate::domain::{DeviceClass, DeviceId, DraName, Moment, ResourceName, Timest
 use crate::lab::sim::executor::{Handle, Task};
 use crate::lab::sim::random::Random;
 use crate::slices::names::{Family, NodeName, device_name};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -25,13 +26,44 @@ pub(super) struct Pool {
     pub(super) resource: &'static str,
     pub(super) class: DeviceClass,
     pub(super) prefix: &'static str,
-    pub(super) count: usize,
+    pub(super) count: u32,
+    /// Whether these are the shares of one device, of whose capacity claims have parts.
+    pub(super) is_divided: bool,
 }
 
-pub(super) const POOLS: [Pool; 2] = [
-    Pool { resource: "example.com/gpu", class: DeviceClass::Gpu, prefix: "GPU", count: 4 },
-    Pool { resource: "example.com/nic", class: DeviceClass::Nic, prefix: "NIC", count: 2 },
+const fn pool(resource: &'static str, class: DeviceClass, prefix: &'static str, n: u32) -> Pool {
+    Pool { resource, class, prefix, count: n, is_divided: matches!(class, DeviceClass::Fpga) }
+}
+
+const POOLS: [Pool; 3] = [
+    pool("example.com/gpu", DeviceClass::Gpu, "GPU", 4),
+    pool("example.com/nic", DeviceClass::Nic, "NIC", 2),
+    pool("example.com/fpga", DeviceClass::Fpga, "FPGA", 3),
 ];
+
+thread_local! {
+    static HAS_PARTS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether claims have parts of a device in this run. A run has one thread.
+pub(super) fn has_parts() -> bool {
+    HAS_PARTS.get()
+}
+
+/// Sets it, for this run.
+pub(super) fn with_parts(has_parts: bool) {
+    HAS_PARTS.set(has_parts);
+}
+
+/// The devices of the node, by their resources.
+pub(super) fn pools() -> impl Iterator<Item = &'static Pool> {
+    POOLS.iter().filter(|pool| !pool.is_divided || has_parts())
+}
+
+/// The name of a device in its slice. Claims do not see the shares of a divided one.
+pub(super) fn slice_name_of(id: &DeviceId, class: DeviceClass) -> DraName {
+    name_of(&id.shared().unwrap_or_else(|| id.clone()), class)
+}
 
 /// The resource that offers the GPUs by number too.
 pub(super) fn by_number() -> ResourceName {
