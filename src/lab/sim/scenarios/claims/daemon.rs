@@ -100,13 +100,10 @@ pub(super) fn inventory() -> Inventory {
         let name = pool.resource.parse().unwrap();
         let offering = inventory.resources.entry(name).or_insert_with_key(|name| {
             let spec = ResourceSpec::new(name.clone(), pool.class);
-            let spec = match pool.is_divided {
-                false => ResourceSpec { api: Api::Dra, ..spec },
-                true => {
-                    let sharing = Sharing::Replicas(pool.count);
-                    ResourceSpec { api: Api::Dra, sharing, capacity: true, ..spec }
-                }
-            };
+            let mut spec = ResourceSpec { api: Api::Dra, ..spec };
+            if pool.is_divided {
+                (spec.sharing, spec.capacity) = (Sharing::Replicas(pool.count), true);
+            }
             let spec = Arc::new(spec);
             Arc::new(Offering { spec, devices: BTreeMap::new() })
         });

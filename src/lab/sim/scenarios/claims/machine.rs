@@ -251,9 +251,12 @@ impl Machine {
 /// The devices of the node: id and resource.
 pub(super) fn devices() -> impl Iterator<Item = (DeviceId, &'static super::world::Pool)> {
     let of = |pool: &'static super::world::Pool| {
-        let id = |n| match pool.is_divided {
-            false => DeviceId::new(format!("{}-{n}", pool.prefix)),
-            true => DeviceId::new(pool.prefix).share(n),
+        let id = |n| {
+            if pool.is_divided {
+                DeviceId::new(pool.prefix).share(n)
+            } else {
+                DeviceId::new(format!("{}-{n}", pool.prefix))
+            }
         };
         (0..pool.count).map(move |n| (id(n), pool))
     };
