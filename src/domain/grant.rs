@@ -281,6 +281,13 @@ impl Grant {
             }
             _ => share_with_claim,
         };
+        // A claim passes no share on, so it has one alone.
+        let is_of_claim = self.claim.is_some() || wanted.claim.is_some();
+        let has_it =
+            || self.resource == wanted.resource && self.held_devices().any(|it| it.id == *id);
+        if is_of_claim && id.shared().is_some() && has_it() {
+            return false;
+        }
         self.devices.iter().any(|held| rule((&self.resource, &held.id), (&wanted.resource, id)))
     }
 

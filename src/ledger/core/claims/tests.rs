@@ -350,6 +350,9 @@ fn an_object_has_one_exclusive_holder_whichever_api_gave_it() {
         (dp(GPU, "a-1::0"), "a-1::1", None),
         (other_claim(&["a-1::0"]), "a-1::1", None),
         (dp(GPU, "a-1::0"), "a-1", Some(by_dp)),
+        (dp(GPU, "a-1::1"), "a-1::1", Some(by_dp)),
+        (other_claim(&["a-1::0", "a-1::1"]), "a-1::1", Some("claim ml/claim-c9")),
+        (for_admin(other_claim(&["a-1::1"])), "a-1::1", None),
         (other_claim(&["1"]), "1", None),
         // Access for an administrator neither excludes nor is excluded.
         (for_admin(other_claim(&["a-1"])), "a-1", None),
