@@ -4,18 +4,19 @@
 //! | --- | --- | --- |
 //! | app, host watch, nvml, health | `Rescan` | discovery |
 //! | discovery | `Discovered` | health |
-//! | health | the inventory (watch) | serving, registration |
+//! | health | the inventory (watch) | discovery, ledger, tasks, admin |
+//! | health | the lists for the device plugin (watch) | serving, registration, admin |
 //! | serving | `ReportUnusable` | health |
-//! | host watch, kernel log | `DeviceEventSeen` | health |
+//! | host watch, kernel log, nvml | `DeviceEventSeen` | health |
 //! | admin | `ApplyOperatorRequest` | health |
 //! | checks | `Checked` | health |
 //! | health | `RecordVerdicts` | ledger |
-//! | serving | `Record`, `RecordClaim`, `ReleaseClaim`, `CheckStart` | ledger |
+//! | serving | `Record`, `CheckStart` | ledger |
 //! | hook runner | `HookEnded` | ledger |
 //! | discovery | `Remember`, `Found` | ledger |
 //! | host watch, dra | `Reconcile` | ledger |
 //! | admin | `Publish`, `FindPending`, `ReleaseStuck` | ledger |
-//! | dra | `RestoreClaims` | ledger |
+//! | dra | `RecordClaim`, `ReleaseClaim`, `RestoreClaims` | ledger |
 //! | app | `TakeOver` | ledger |
 //! | ledger | `Forget` | health |
 //! | ledger | the grants (watch) | health, telemetry, cli |
@@ -152,13 +153,14 @@ pub struct ReportUnusable {
     pub reason: Reason,
 }
 
-/// host watch → health: the kernel reported an event of a device.
+/// host watch, kernel log, nvml → health: the kernel or the driver reported an event of a device.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "()")]
 pub struct DeviceEventSeen {
     /// The event.
     pub event: DeviceEvent,
-    /// The kernel's time of the event if it reports one, else the time of receipt.
+    /// The time of receipt. A line that was in the kernel's log before the daemon's start has the
+    /// kernel's time.
     pub at: Moment,
 }
 

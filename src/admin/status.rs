@@ -297,18 +297,18 @@ fn is_ailing(device: &DeviceReport) -> bool {
         || device.cordoned.is_some()
 }
 
-/// Sets `ready` when every resource is registered or waits for an absent kubelet (I11). It is never
-/// reset.
+/// Sets `ready` when every resource is registered, is refused with a report, or waits for an absent
+/// kubelet (I11). It is never reset.
 ///
-/// A resource that the kubelet refuses counts too: registration continues and reports it. One
-/// refused name must not make the service manager end the daemon that serves all others.
+/// Registration continues for a refused resource. One refused name must not make the service
+/// manager end the daemon that serves all others.
 pub(crate) async fn become_ready(views: Views, ready: watch::Sender<bool>) {
     let mut registrations = views.registrations;
-    let inventory = views.lists;
-    let is_settled = |status: &ResourceStatus| status.is_known() || status.problem.is_some();
+    let lists = views.lists;
+    let has_result = |status: &ResourceStatus| status.is_known() || status.problem.is_some();
     let settled = registrations
         .wait_for(|all| {
-            inventory.borrow().resources.keys().all(|name| all.get(name).is_some_and(is_settled))
+            lists.borrow().resources.keys().all(|name| all.get(name).is_some_and(has_result))
         })
         .await;
     if settled.is_ok() {

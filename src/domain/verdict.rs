@@ -1,11 +1,12 @@
 //! Verdicts: the remembered health of a device, over scans, restarts and boots (I5).
 //!
 //! ```text
-//!              soft symptom           it lasts                  no symptoms
-//!   Healthy ────────────────▶ Suspect ──────────▶ Unhealthy ────────────────────────▶ Recovering
-//!      ▲  │                      │    hard: at once   ▲ ▲                                │  │
-//!      │  └──────────────────────┼────────────────────┘ └─────────── a symptom ──────────┘  │
-//!      └─────────────────────────┴──────────────────────────────── the hold time is over ───┘
+//!              soft symptom           it lasts              no symptoms
+//!   Healthy ────────────────▶ Suspect ──────────▶ Unhealthy ────────────────▶ Recovering
+//!    ▲ ▲ │                       │                   ▲ ▲                         │ │
+//!    │ │ └── hard symptom ───────┼───────────────────┘ └─────── a symptom ───────┘ │
+//!    │ └──── no symptoms ────────┘                                                 │
+//!    └──────────────────────────── the hold time is over ──────────────────────────┘
 //! ```
 //!
 //! The kubelet's list has Healthy for the first two states and Unhealthy for the others. A device
@@ -203,7 +204,8 @@ pub enum OperatorRequest {
         /// Why, in the operator's words.
         reason: String,
     },
-    /// Remove the cordon. A latched device is released from its wait for an operator.
+    /// Remove the cordon. A latched device is released from its wait for an operator. Failures that
+    /// stay until a reset, such as an Xid, count as ended: the next observation decides.
     Uncordon,
 }
 

@@ -33,8 +33,10 @@
 //! NEW had not confirmed, OLD uses its own copies of the descriptors.
 //!
 //! **No connection is missed.** From the offer to its end OLD makes no Register. So the kubelet
-//! opens no connection that NEW does not get, even if OLD is killed in between. A connection that
-//! the kubelet opens on its own, after a restart, comes with `Yours`.
+//! opens no connection that NEW does not get, even if OLD is killed in between. OLD still registers
+//! if a Register in progress or NEW's answer takes longer than a second, or if OLD is not ready.
+//! These connections come with `Yours`, as does one that the kubelet opens on its own, after a
+//! restart.
 //!
 //! **The ledger's lock decides.** OLD releases the connections before it releases the lock, and NEW
 //! writes on them only when it has the lock. So two processes never write on one connection.

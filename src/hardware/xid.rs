@@ -3,8 +3,8 @@
 //!
 //! The address names the slot, without a function. In MIG mode the driver adds the numbers of the
 //! GPU instance and of the compute instance if it knows them (`PCI:0000:01:00 GPU-I:05 GPU-CI:00`).
-//! The reader of the log passes only messages of
-//! the kernel itself: other writers could forge such lines.
+//! The reader of the log passes only messages of the kernel itself: other writers could forge such
+//! lines.
 
 use crate::domain::{DeviceEvent, EventKind, GpuInstance, PciAddress};
 

@@ -1,10 +1,11 @@
 //! The ledger actor: records which container holds which device. A record is durable before its
 //! Allocate is answered.
 //!
-//! - Consumes: `Record`, `RecordClaim`, `ReleaseClaim` and `CheckStart` from serving, `TakeOver`
-//!   from the app, `Remember` and `Found` from discovery, `Reconcile` from the host watch and its
-//!   own timer, `HookEnded` from the hook runner, and the inventory (watch), whose ids it remembers
-//!   for the next process.
+//! - Consumes: `Record` and `CheckStart` from serving, `RecordClaim`, `ReleaseClaim` and
+//!   `RestoreClaims` from dra, `RecordVerdicts` from health, `Remember` and `Found` from discovery,
+//!   `Reconcile` from the host watch, dra and its own timer, `HookEnded` from the hook runner,
+//!   `TakeOver` from the app, `Publish`, `FindPending` and `ReleaseStuck` from the admin interface,
+//!   and the inventory (watch), whose ids it remembers for the next process.
 //! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
 //!   watch), and `Forget` to health.
 //! - Promises: nothing is answered before the store has it (I1). A grant changes its state only by

@@ -9,12 +9,13 @@ use actix::Message;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// serving → ledger, as [`WithReply`]: record the grants of a claim, one for each resource, in one
+/// dra → ledger, as [`WithReply`]: record the grants of a claim, one for each resource, in one
 /// commit. Answered with the grants in force when they are durable (I1).
 ///
 /// The answer for one allocation of a claim has the same devices every time, as they were recorded
-/// first. A refusal may change within seconds, when a holder or a hook ends: it writes nothing, and
-/// the caller sends the message again as long as the kubelet waits.
+/// first. A refusal records no grant, but may release the claim's former allocation. It may change
+/// within seconds, when a holder or a hook ends. So the caller sends the message again as long as
+/// the kubelet waits.
 #[derive(Debug, Clone, Message)]
 #[rtype(result = "Result<Vec<Arc<Grant>>, RecordError>")]
 pub struct RecordClaim {
@@ -23,7 +24,7 @@ pub struct RecordClaim {
     pub grants: Vec<Arc<Grant>>,
 }
 
-/// serving → ledger, as [`WithReply`]: the kubelet unprepares this claim. Answered when that is
+/// dra → ledger, as [`WithReply`]: the kubelet unprepares this claim. Answered when that is
 /// durable. An unknown claim is no error. A claim with a process that runs, or that may run, stays
 /// held until that process has ended.
 #[derive(Debug, Clone, Message)]

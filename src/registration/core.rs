@@ -1,22 +1,23 @@
 //! The registration of one resource, as a pure state machine: events and the time in, Register out.
 //!
-//! ```text
-//!                  kubelet seen                      ok
-//!   AwaitingKubelet ───────────▶ Registering ────────────────▶ AwaitingStream(250 ms)
-//!        ▲ not listening │         ▲   ▲ │ refused                │ opened      │ none came
-//!        └───────────────┘         │   │ ▼                        ▼             ▼
-//!                        due ──────┘   BackingOff ◀ stream ended ─ Settling ──▶ (BackingOff)
-//!                                                                  │ due: one more Register
-//!                                      stream ended, socket lost ─ Steady
-//!   stream ended, once too often ─▶ Contested(30 s) ── due ─▶ Registering
-//!   closed early, or opened and ended before the answer, in AwaitingStream
-//!                         ─▶ BackingOff, without the rest of the 250 ms
-//!   mismatch, or changed, in Settling or Steady ─▶ Registering
-//!   kubelet seen with another generation, from any state ─▶ Registering
-//! ```
+//! | in | at | to |
+//! | --- | --- | --- |
+//! | any state | a kubelet of another generation is seen | Registering |
+//! | AwaitingKubelet | 10 s have passed | Registering |
+//! | Registering | Register succeeded | AwaitingStream, for 250 ms |
+//! | Registering | Register was refused | BackingOff |
+//! | Registering | no process listens: eleven tries, then more | BackingOff, then AwaitingKubelet |
+//! | AwaitingStream | the stream is open | Settling after a loss or failure, else Steady |
+//! | AwaitingStream | no stream came, or its connection closed early | BackingOff |
+//! | AwaitingStream, Settling, Steady | a stream ended, the socket was lost | BackingOff |
+//! | the same | the same, more than 30 times in a row | Contested, for 30 s |
+//! | Settling | 0.7 s after the stream opened, then 12 s after the loss | Registering |
+//! | Settling, Steady | mismatch (`audit.rs`), or the options changed | Registering |
+//! | BackingOff, Contested | the pause is over | Registering |
 //!
-//! `AwaitingKubelet` also tries again without an event, slowly: a missed inotify event must not
-//! strand a resource.
+//! A stream that opened, or ended, before Register was answered counts when the answer comes.
+//! `AwaitingKubelet` tries again without an event, because a missed inotify event must not strand a
+//! resource.
 //!
 //! **A contested resource** (I7). Another plugin may serve the same resource, and register whenever
 //! it loses it, as this one does. Then the two take it from each other without end, and at every

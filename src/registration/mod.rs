@@ -6,11 +6,11 @@
 //! stopped while its stream stays open. Each of these leads to another Register: the end of a
 //! stream, a stream that does not come (or whose connection ends before it), a new kubelet socket,
 //! a lost socket of ours. Two more Registers, 0.7 s and 12 s after such a recovery, settle the
-//! cases that no signal shows (`core.rs` draws the machine).
+//! cases that no signal shows (`core.rs` has the table of the machine).
 //!
 //! Consumes: the kubelet's socket and checkpoint from the host watch, the streams' events from
-//! serving, the inventory. Emits: Register calls to the kubelet, `Bind` and `Retire` to serving.
-//! Every registration has a socket of its own, which is never used again.
+//! serving, the lists of health (watch). Emits: Register calls to the kubelet, `Bind` and `Retire`
+//! to serving. Every registration has a socket of its own, which is never used again.
 
 mod actor;
 mod attempt;

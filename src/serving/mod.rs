@@ -5,17 +5,18 @@
 //! actor (I10). For an Allocate, the core decides whether the ids may be granted, and the contract
 //! defines what the container gets (`prepare.rs`). The ledger makes the grant durable, and only
 //! then the kubelet gets its answer (I1). The options, the list and the preferred allocation need
-//! only the published inventory.
+//! only the published lists.
 //!
 //! A resource with a hook answers PreStartContainer. It checks with the ledger whether the
 //! container may start with its devices, and runs the hook before start on another thread.
 //!
-//! Claims are decided next to it (`claims`), over the same inventory and the same ledger.
+//! Claims are decided next to it (`claims`), over the inventory and the same ledger. The DRA driver
+//! (`tasks/dra`) calls that code; this actor does not.
 //!
 //! Calls that come while this instance hands over wait in their sockets (`handover`), because a
 //! failed Allocate is final for its pod.
 //!
-//! Consumes: the inventory and the grants (watch), `Bind` and `Retire` from registration. Emits:
+//! Consumes: the lists and the grants (watch), `Bind` and `Retire` from registration. Emits:
 //! `Record` and `CheckStart` to the ledger, `ReportUnusable` to health, `StreamOpened`,
 //! `StreamEnded` and `ClosedEarly` to registration.
 

@@ -1,6 +1,10 @@
 //! Decides an Allocate, checks the nodes, and builds the answer, on the task of the call's
-//! connection. It changes no state and waits for no actor: it reads the published inventory and the
+//! connection. It changes no state and waits for no actor: it reads the published lists and the
 //! host's files.
+//!
+//! A Prepare of DRA is decided in `claims` (`flow.rs`, `decide.rs`). Of each of its devices this
+//! file has what is the same as for an Allocate: the checks, what a container gets, and the
+//! attributes ([`ClaimDevices`]).
 
 use super::claims::ClaimDevices;
 use super::core;
@@ -48,10 +52,12 @@ pub(super) struct Prepared {
     pub(super) record: Record,
 }
 
-/// Decides Allocates: the inventory, the host's files, and the boot and kubelet that a grant
-/// records.
+/// Decides Allocates: the published devices, the host's files, and the boot and kubelet that a
+/// grant records. For claims it answers about single devices ([`ClaimDevices`]), and
+/// [`ClaimPreparer`](super::claims::ClaimPreparer) decides.
 #[derive(Debug)]
 pub struct Preparer {
+    /// The lists of the device plugin. Another instance, for claims, has the inventory.
     inventory: watch::Receiver<Arc<Inventory>>,
     host_root: HostRoot,
     files: SpecFiles,

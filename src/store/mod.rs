@@ -159,8 +159,9 @@ impl Store {
         Ok(())
     }
 
-    /// Makes durable what an earlier process has written without a sync. Costs nothing after the
-    /// first commit, or a few seconds after a start.
+    /// Makes durable what an earlier process has written without a sync. Nothing is left to sync
+    /// after this process's first commit or first [`Store::after_commit`], which the ledger calls
+    /// soon after its start.
     fn sync_recovered(&mut self) -> Result<(), StoreError> {
         if self.durability == Durability::PowerLoss && !self.journal.is_broken() {
             return self.journal.sync();

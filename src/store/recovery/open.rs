@@ -1,9 +1,11 @@
 //! Opening the store.
 //!
 //! ```text
-//!   the newest segment is whole, and of this boot or closed cleanly ─▶ only it is read;
-//!                                    older segments and the database are read after the start
-//!   otherwise ─▶ the journal and the database are read in parallel, before anything is served
+//!   the journal is of this boot or was closed cleanly ─▶ its newest segments are read, back to a
+//!                                    complete head, usually one segment; older segments and the
+//!                                    database are read after the start
+//!   otherwise, or if these segments lack an entry ─▶ the journal and the database are read in
+//!                                    parallel, before anything is served
 //!   the database is slow, or the system refuses to open it ─▶ the journal alone; entries that only
 //!                                    the database has are recorded later ([`Store::take_found`])
 //! ```
@@ -109,14 +111,14 @@ impl Store {
             buffer: Vec::new(),
             lock,
         };
-        store.settle_after_start(is_late, first)?;
+        store.repair_after_start(is_late, first)?;
         store.report.took = began.elapsed();
         let recovered = Recovered::of(replay, store.report.clone());
         Ok((store, recovered))
     }
 
     /// After damage, repairs both copies before anything is served.
-    fn settle_after_start(&mut self, is_late: bool, first: u64) -> Result<(), StoreError> {
+    fn repair_after_start(&mut self, is_late: bool, first: u64) -> Result<(), StoreError> {
         if is_late {
             tracing::warn!("starting without the query database, which is not open yet");
         } else if !self.report.is_clean() {
