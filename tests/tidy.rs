@@ -55,7 +55,7 @@ const SEPARATE: &[&[&str]] = &[ACTORS, LAYERS[7]];
 /// What only these files may name: word, where, and what the others use.
 const ONE_PLACE: &[(&str, &[&str], &str)] = &[
     ("sled::", &["store/index"], "the `Store`"),
-    ("nix::", &["host/", "lab/sim/hardware.rs"], "a function of `host`"),
+    ("nix::", &["host/"], "a function of `host`"),
     ("nvml_wrapper::", &["host/nvml.rs", "host/nvml/"], "`host::query_nvml`"),
     (
         "rustls::",

@@ -36,12 +36,6 @@ impl Label {
     pub fn is_connection(&self) -> bool {
         matches!(self, Label::Connection { .. } | Label::DraConnection)
     }
-
-    /// Whether it is of the DRA driver.
-    #[must_use]
-    pub fn is_dra(&self) -> bool {
-        matches!(self, Label::DraSocket(_) | Label::DraConnection)
-    }
 }
 
 /// Descriptors with their labels.

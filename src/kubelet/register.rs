@@ -50,22 +50,6 @@ impl Registrar {
         }
     }
 
-    /// Registers once, in one version of the API. The kubelet must give up after `time`.
-    ///
-    /// # Errors
-    /// [`RegisterError::Refused`] with the kubelet's message, or when it does not answer in time.
-    pub async fn try_once(
-        self,
-        request: RegisterRequest,
-        time: Duration,
-    ) -> Result<(), RegisterError> {
-        let package = request.version.package();
-        package
-            .register(self.0, request, time)
-            .await
-            .map_err(|status| RegisterError::Refused(Box::new(status)))
-    }
-
     /// Registers `resource` with the socket `endpoint` (a path below the device-plugin directory),
     /// in a version of the API that the kubelet speaks. `worked` is tried first. `pre_start`
     /// requests a call before a container starts. Returns the version.

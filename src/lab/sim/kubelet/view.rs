@@ -115,12 +115,6 @@ impl View<'_> {
         self.state.rejections.values().sum()
     }
 
-    /// Rejected pods by the reason of their status.
-    #[must_use]
-    pub fn rejections_by_reason(&self) -> &BTreeMap<String, u64> {
-        &self.state.rejections
-    }
-
     /// The first place where the real kubelet would have crashed, if any.
     #[must_use]
     pub fn panicked(&self) -> Option<&str> {

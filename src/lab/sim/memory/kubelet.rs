@@ -151,20 +151,6 @@ impl Node {
         Ok(pods.into_iter().map(listed).collect())
     }
 
-    /// `v1.PodResourcesLister/Get`: one active pod. Frees nothing.
-    ///
-    /// # Errors
-    /// When there is no such pod, the kubelet is down, or the rate limit is exceeded.
-    pub async fn get_pod(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<ListedPod, PodResourcesError> {
-        self.query(|shared, instance| pod_resources::get(shared, instance, namespace, name))
-            .await
-            .map(listed)
-    }
-
     /// `v1.PodResourcesLister/GetAllocatableResources`: the healthy ids of each resource.
     ///
     /// # Errors
