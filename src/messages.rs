@@ -183,7 +183,7 @@ pub struct ApplyOperatorRequest {
     /// The device, by its own id.
     pub device: DeviceId,
     /// What the operator requests.
-    pub instruction: OperatorRequest,
+    pub request: OperatorRequest,
 }
 
 /// Why an operator's request failed.

@@ -210,7 +210,7 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
     if let Some(why) = evicts.then(|| source.views.evicts_nothing(&device)).flatten() {
         return Err((StatusCode::CONFLICT, why));
     }
-    let request = ApplyOperatorRequest { device, instruction };
+    let request = ApplyOperatorRequest { device, request: instruction };
     match source.mailboxes.operator.call(request, OPERATOR_DEADLINE).await {
         Ok(Ok(())) => reply(&()),
         Ok(Err(error @ OperatorRequestError::Unknown(_))) => {

@@ -1,10 +1,13 @@
 //! Shutdown, the way back from [`App::start`], and what passes from one instance to the next.
 //!
 //! ```text
-//!   received calls are answered ─▶ connections are released: no further reads ─▶ the ledger is
+//!   the tasks end ─▶ the checkpoint is written, while calls are served ─▶ received calls are
+//!   answered ─▶ connections are released: no further reads ─▶ the actors end, and the ledger is
 //!   closed ─▶ the descriptors are dropped (the kubelet sees the end), or pass to another process,
 //!   or to the next start in this one
 //! ```
+//!
+//! A handover has written its checkpoint before this ([`App::checkpoint`]).
 //!
 //! From the end of the connections until the next instance lists them, the kubelet has no devices.
 //! So no slow step comes after it.
@@ -32,18 +35,29 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
 /// call that the kubelet began earlier may still arrive there.
 const SERVE_PASSED_FOR: Duration = Duration::from_secs(1);
 
+/// What comes after this instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    /// Nothing, as far as is known: the kubelet sees the end.
+    Nothing,
+    /// A start of the next process, or of the machine. It gets the connections.
+    NextStart,
+    /// Another instance, at once and in this boot. It gets the connections.
+    OtherInstance,
+}
+
 impl App {
-    /// A clean shutdown: received calls are answered, the ledger is checkpointed and closed, the
-    /// connections end last. An empty list is never sent: the kubelet would treat every device as
-    /// absent.
+    /// A clean shutdown: the ledger is checkpointed, received calls are answered, the ledger is
+    /// closed, the connections end last. An empty list is never sent: the kubelet would treat every
+    /// device as absent.
     pub async fn shut_down(self) {
-        drop(self.leave(false, true).await);
+        drop(self.leave(After::Nothing).await);
         tracing::info!("ended");
     }
 
     /// The same, without the end of the connections. They end when the returned value is dropped.
     pub async fn shut_down_for_next(self) -> PassedFds {
-        self.leave(true, true).await
+        self.leave(After::NextStart).await
     }
 
     /// Writes the checkpoint of a handover while this instance still serves, because it may take
@@ -55,10 +69,13 @@ impl App {
     /// The same for an instance that starts at once, in this boot. The ledger is not sealed for a
     /// reboot, because that takes time.
     pub async fn hand_over(self) -> PassedFds {
-        self.leave(true, false).await
+        self.leave(After::OtherInstance).await
     }
 
-    async fn leave(self, keep_files: bool, seal: bool) -> PassedFds {
+    async fn leave(self, after: After) -> PassedFds {
+        let is_passed = after != After::Nothing;
+        // A reboot may follow.
+        let seals = after != After::OtherInstance;
         let App {
             store,
             shared: Shared { sockets, .. },
@@ -80,16 +97,16 @@ impl App {
         for file in files {
             drop(std::fs::remove_file(file));
         }
-        if seal {
+        if seals {
             checkpoint(&store).await;
         }
         leaving.send_replace(true);
-        let idle = sockets.connections.idle(keep_files);
+        let idle = sockets.connections.idle(is_passed);
         if tokio::time::timeout(DRAIN_DEADLINE, idle).await.is_err() {
             tracing::warn!("a call is still in flight; aborting it");
         }
         // Immediately after the drain: no call is read in between.
-        let (passed, servers) = sockets.release(keep_files);
+        let (passed, servers) = sockets.release(is_passed);
         let ended = async {
             for server in &servers {
                 server.closed().await;
@@ -102,7 +119,7 @@ impl App {
         }
         let closing = async {
             let Some(store) =
-                close_ledger(ending, arbiters, ledger_guardian, store).await.filter(|_| seal)
+                close_ledger(ending, arbiters, ledger_guardian, store).await.filter(|_| seals)
             else {
                 return;
             };
@@ -125,11 +142,11 @@ impl App {
     /// the kubelet send its unanswered calls again, and holds the connections open until the
     /// kubelet closes them.
     pub fn receive(&mut self, passed: PassedFds) {
-        let inventory = self.views.lists.borrow().clone();
+        let lists = self.views.lists.borrow().clone();
         let sockets = &self.shared.sockets;
         let is_offered = |label: &Label| match label {
             Label::Socket(resource) | Label::Connection { resource, .. } => {
-                inventory.resources.contains_key(resource)
+                lists.resources.contains_key(resource)
             }
             Label::DraSocket(_) | Label::DraConnection => sockets.dra.is_served(),
         };

@@ -125,13 +125,11 @@ impl Wiring {
     }
 
     pub(super) fn registration(&self) -> RegistrationConfig {
-        let device_plugins = self.settings.device_plugins();
         RegistrationConfig {
-            kubelet_socket: watcher::kubelet_socket(&device_plugins),
-            device_plugins,
+            kubelet_socket: watcher::kubelet_socket(&self.settings.device_plugins()),
             checkpoint: self.views.checkpoint.clone(),
             pod_resources: self.pod_resources.clone(),
-            inventory: self.views.lists.clone(),
+            lists: self.views.lists.clone(),
             bind: self.actors.serving.mailbox(),
             retire: self.actors.serving.mailbox(),
             kubelet: self.views.kubelet.clone(),

@@ -104,7 +104,8 @@ impl HealthActor {
         }
     }
 
-    /// The same, but returns the changed verdicts for the caller to have them recorded.
+    /// Judges, publishes and sets the timers. Returns the changed verdicts, which the caller has
+    /// recorded.
     fn judge_all(&mut self, context: &mut Context<Self>) -> Vec<(DeviceId, Option<Verdict>)> {
         let grants = self.config.grants.borrow().clone();
         self.judged_grants = Arc::clone(&grants);
@@ -131,6 +132,12 @@ impl HealthActor {
             let verdicts = Arc::new(self.judge.verdicts().clone());
             self.config.judgement.send_modify(|judgement| judgement.verdicts = verdicts);
         }
+        self.arm(now, context);
+        changed
+    }
+
+    /// Sets the timers to the next change of a list and to the next probe.
+    fn arm(&mut self, now: Duration, context: &mut Context<Self>) {
         if let Some(timer) = self.timer.take() {
             context.cancel_future(timer);
         }
@@ -151,7 +158,6 @@ impl HealthActor {
                     this.probe(context);
                 }));
         }
-        changed
     }
 
     /// A kubelet that has just started must not reject pods for a failure that may end soon.
@@ -325,14 +331,14 @@ impl Handler<ApplyOperatorRequest> for HealthActor {
 
     fn handle(
         &mut self,
-        ApplyOperatorRequest { device, instruction }: ApplyOperatorRequest,
+        ApplyOperatorRequest { device, request }: ApplyOperatorRequest,
         context: &mut Self::Context,
     ) -> Self::Result {
-        if !self.judge.apply_instruction(&device, &instruction, host::now()) {
+        if !self.judge.apply_request(&device, &request, host::now()) {
             return Box::pin(std::future::ready(Err(OperatorRequestError::Unknown(device))));
         }
         // The operator's words are only for `holdfast device show`: many people read a log.
-        match instruction {
+        match request {
             OperatorRequest::Cordon { .. } => {
                 tracing::info!(%device, "device cordoned by an operator");
             }

@@ -210,17 +210,17 @@ impl Judge {
     }
 
     /// Takes an operator's order. Returns false if the device is unknown.
-    pub(crate) fn apply_instruction(
+    pub(crate) fn apply_request(
         &mut self,
         id: &DeviceId,
-        instruction: &OperatorRequest,
+        request: &OperatorRequest,
         at: Moment,
     ) -> bool {
         let is_found =
             self.evidence.as_ref().is_some_and(|evidence| evidence.devices.contains_key(id));
         let is_known = is_found || self.cases.verdicts().contains_key(id);
         if is_known {
-            self.cases.apply_instruction(id, instruction, at);
+            self.cases.apply_request(id, request, at);
         }
         is_known
     }

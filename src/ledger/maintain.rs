@@ -23,7 +23,7 @@ const MEND_AFTER: Duration = Duration::from_secs(5);
 /// Allocate prepares it itself.
 const READY_AFTER: Duration = Duration::from_millis(300);
 /// The delay of a retry after a failure of the journal, unless an Allocate retries earlier.
-const SETTLE_AFTER: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// A sync after the answer is done.
 #[derive(Debug, Message)]
@@ -33,7 +33,7 @@ struct Synced;
 impl LedgerActor {
     pub(super) fn begin_upkeep(&mut self, context: &mut Context<Self>) {
         self.look_after_database(context);
-        self.settle_later(context);
+        self.retry_later(context);
         context.run_later(READY_AFTER, |this, _| lock(&this.config.store).after_commit());
         // By then the store knows whether the database is slow to open.
         context.run_later(MEND_AFTER, |this, context| {
@@ -60,16 +60,16 @@ impl LedgerActor {
                 self.look_after_database(context);
             }
         }
-        self.settle_later(context);
+        self.retry_later(context);
     }
 
     /// Space may be free again later, and no Allocate may come until then.
-    fn settle_later(&mut self, context: &mut Context<Self>) {
-        if self.upkeep.kept.journal || self.upkeep.settle_timer.is_some() {
+    fn retry_later(&mut self, context: &mut Context<Self>) {
+        if self.upkeep.kept.journal || self.upkeep.retry_timer.is_some() {
             return;
         }
-        self.upkeep.settle_timer = Some(context.run_later(SETTLE_AFTER, |this, context| {
-            this.upkeep.settle_timer = None;
+        self.upkeep.retry_timer = Some(context.run_later(RETRY_AFTER, |this, context| {
+            this.upkeep.retry_timer = None;
             let kept = {
                 let mut store = lock(&this.config.store);
                 // This failure was already logged.

@@ -16,7 +16,7 @@ pub(super) struct Upkeep {
     /// Whether the query database may lag behind the journal.
     pub(super) behind: bool,
     pub(super) checkpoint_timer: Option<SpawnHandle>,
-    pub(super) settle_timer: Option<SpawnHandle>,
+    pub(super) retry_timer: Option<SpawnHandle>,
 }
 
 impl Upkeep {
@@ -24,6 +24,6 @@ impl Upkeep {
         let kept = lock(&config.store).kept();
         config.kept.send_replace(kept);
         // The segments that the start read are no longer needed after it.
-        Upkeep { kept, syncing: false, behind: true, checkpoint_timer: None, settle_timer: None }
+        Upkeep { kept, syncing: false, behind: true, checkpoint_timer: None, retry_timer: None }
     }
 }

@@ -10,7 +10,7 @@ use crate::host;
 use crate::kubelet::api::negotiation::NegotiatedVersion;
 use crate::messages::{CheckpointWritten, Crash, KubeletSeen, RegistrationNumber, Retire};
 use crate::telemetry::metrics;
-use actix::{Actor, AsyncContext, Context, Handler, SpawnHandle};
+use actix::{Actor, AsyncContext, Context, Handler, Recipient, SpawnHandle};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,6 +44,27 @@ impl Resource {
             logged: None,
             negotiated: None,
         }
+    }
+
+    /// Begins this registration, instead of one in progress.
+    fn begin(
+        &mut self,
+        config: &RegistrationConfig,
+        name: &ResourceName,
+        number: RegistrationNumber,
+        now: Duration,
+        attempted: Recipient<Attempted>,
+    ) {
+        if let Some(superseded) = self.under_way.take() {
+            superseded.abort();
+        }
+        self.begun_at = now;
+        let lists = config.lists.borrow().clone();
+        let offering = lists.resources.get(name);
+        self.pre_start = offering.is_some_and(|offering| offering.spec.needs_pre_start());
+        let (config, name) = (config.clone(), name.clone());
+        let attempt = attempt(config, name, number, self.pre_start, self.negotiated, attempted);
+        self.under_way = Some(tokio::spawn(attempt));
     }
 
     /// Whether the end of this registration's stream is expected: this kubelet closes the former
@@ -98,6 +119,7 @@ impl Registration {
         }
     }
 
+    /// Handles one event of a resource: decides, carries the decision out, and publishes the state.
     pub(super) fn on(&mut self, name: &ResourceName, event: Event, context: &mut Context<Self>) {
         if *self.config.leaving.borrow() {
             return;
@@ -106,30 +128,9 @@ impl Registration {
         let Some(resource) = self.resources.get_mut(name) else { return };
         let (was_registered, was_contested) =
             (resource.machine.is_registered(), resource.machine.is_contested());
-        let begin = resource.machine.on(event, now);
-        if let Some(number) = begin {
+        if let Some(number) = resource.machine.on(event, now) {
             self.audit.registered(now, resource.machine.doubt_until());
-            if let Some(superseded) = resource.under_way.take() {
-                superseded.abort();
-            }
-            resource.begun_at = now;
-            resource.pre_start = self
-                .config
-                .inventory
-                .borrow()
-                .resources
-                .get(name)
-                .is_some_and(|offering| offering.spec.needs_pre_start());
-            let Resource { pre_start, negotiated, .. } = *resource;
-            let attempt = attempt(
-                self.config.clone(),
-                name.clone(),
-                number,
-                pre_start,
-                negotiated,
-                context.address().recipient(),
-            );
-            resource.under_way = Some(tokio::spawn(attempt));
+            resource.begin(&self.config, name, number, now, context.address().recipient());
         }
         let contested = resource.machine.is_contested();
         if !was_registered && resource.machine.is_registered() {
@@ -209,10 +210,10 @@ impl Registration {
 
     /// The lists that the kubelet should have.
     fn ours(&self) -> Healthy {
-        let inventory = self.config.inventory.borrow();
+        let lists = self.config.lists.borrow();
         let offered = self
             .registered()
-            .filter_map(|name| Some((name.clone(), inventory.resources.get(name)?.healthy())));
+            .filter_map(|name| Some((name.clone(), lists.resources.get(name)?.healthy())));
         offered.collect()
     }
 
@@ -256,7 +257,7 @@ impl Actor for Registration {
 
     fn started(&mut self, context: &mut Self::Context) {
         self.follow(context);
-        context.add_stream(WatchStream::from_changes(self.config.inventory.clone()));
+        context.add_stream(WatchStream::from_changes(self.config.lists.clone()));
     }
 }
 

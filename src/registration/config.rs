@@ -41,14 +41,12 @@ impl ResourceStatus {
 pub struct RegistrationConfig {
     /// `<kubelet-dir>/device-plugins/kubelet.sock`.
     pub kubelet_socket: PathBuf,
-    /// `<kubelet-dir>/device-plugins`.
-    pub device_plugins: PathBuf,
     /// The kubelet's checkpoint.
     pub checkpoint: CheckpointReader,
     /// The pod-resources API.
     pub pod_resources: PodResources,
     /// The lists that are sent to the kubelet. Each of their resources is registered.
-    pub inventory: watch::Receiver<Arc<Inventory>>,
+    pub lists: watch::Receiver<Arc<Inventory>>,
     /// Binds sockets.
     pub bind: Mailbox<Bind>,
     /// Closes superseded sockets.

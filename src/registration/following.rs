@@ -1,4 +1,4 @@
-//! Follows the inventory: registers new resources, ends removed ones, and registers again if the
+//! Follows the lists: registers new resources, ends removed ones, and registers again if the
 //! announced options have changed.
 
 use super::actor::{Registration, Resource};
@@ -14,18 +14,18 @@ impl Registration {
         if *self.config.leaving.borrow() {
             return;
         }
-        let inventory = self.config.inventory.borrow().clone();
+        let lists = self.config.lists.borrow().clone();
         let gone: Vec<ResourceName> = self
             .resources
             .keys()
-            .filter(|name| !inventory.resources.contains_key(*name))
+            .filter(|name| !lists.resources.contains_key(*name))
             .cloned()
             .collect();
         for name in gone {
             self.end(&name);
         }
         let kubelet = *self.config.kubelet.borrow();
-        for (name, offering) in &inventory.resources {
+        for (name, offering) in &lists.resources {
             if let Some(resource) = self.resources.get(name) {
                 if resource.pre_start != offering.spec.needs_pre_start() {
                     self.on(name, Event::Changed, context);

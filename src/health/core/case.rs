@@ -66,7 +66,7 @@ pub(super) trait Case {
     /// Takes an event.
     fn apply_event(&mut self, kind: &EventKind, at: Moment, fatal: &FatalXids);
     /// Executes an operator's order.
-    fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment);
+    fn apply_request(&mut self, request: &OperatorRequest, at: Moment);
     /// When an observation is wanted that may change the verdict.
     fn next_observation_at(&self) -> Option<Duration>;
 }
@@ -200,10 +200,10 @@ impl Case for Verdict {
         fail(self, reason, detail, at);
     }
 
-    fn apply_instruction(&mut self, instruction: &OperatorRequest, at: Moment) {
-        match instruction {
+    fn apply_request(&mut self, request: &OperatorRequest, at: Moment) {
+        match request {
             OperatorRequest::Cordon { reason } | OperatorRequest::CordonAndEvict { reason } => {
-                let evicts = matches!(instruction, OperatorRequest::CordonAndEvict { .. });
+                let evicts = matches!(request, OperatorRequest::CordonAndEvict { .. });
                 self.cordon = Some(Cordon { reason: reason.clone(), at: at.wall, evicts });
             }
             OperatorRequest::Uncordon => {

@@ -132,13 +132,8 @@ impl Cases {
     }
 
     /// Takes an operator's order.
-    pub(super) fn apply_instruction(
-        &mut self,
-        id: &DeviceId,
-        instruction: &OperatorRequest,
-        at: Moment,
-    ) {
-        self.change(id, |verdict| verdict.apply_instruction(instruction, at));
+    pub(super) fn apply_request(&mut self, id: &DeviceId, request: &OperatorRequest, at: Moment) {
+        self.change(id, |verdict| verdict.apply_request(request, at));
     }
 
     /// The health by the device's own verdict, without the devices above it.

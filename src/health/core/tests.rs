@@ -647,9 +647,9 @@ fn a_function_does_not_recover_before_it_was_probed() {
 fn a_cordon_survives_restarts_and_reboots_until_the_uncordon() {
     let mut first = judge(2);
     let (id, cordon) = (DeviceId::new("a"), OperatorRequest::Cordon { reason: "fan".into() });
-    assert!(!first.apply_instruction(&id, &cordon, moment(0)), "the device is unknown");
+    assert!(!first.apply_request(&id, &cordon, moment(0)), "the device is unknown");
     first.discovered(evidence(1, &["a"], &["a"], &[]));
-    assert!(first.apply_instruction(&id, &cordon, moment(1)));
+    assert!(first.apply_request(&id, &cordon, moment(1)));
     assert_eq!(
         list(first.judge(&Held::default(), &PendingHooks::new(), at(1))),
         ["a::0=cordoned", "a::1=cordoned"]
@@ -667,7 +667,7 @@ fn a_cordon_survives_restarts_and_reboots_until_the_uncordon() {
         list(second.judge(&Held::default(), &PendingHooks::new(), at(1))),
         ["a::0=cordoned", "a::1=cordoned"]
     );
-    assert!(second.apply_instruction(&id, &OperatorRequest::Uncordon, moment(2)));
+    assert!(second.apply_request(&id, &OperatorRequest::Uncordon, moment(2)));
     assert_eq!(
         list(second.judge(&Held::default(), &PendingHooks::new(), at(2))),
         ["a::0=ok", "a::1=ok"]

@@ -133,9 +133,9 @@ impl HealthSimulation {
         }
     }
 
-    /// Delivers an operator's instruction. Returns whether the device is known.
-    pub fn apply_instruction(&mut self, device: &DeviceId, instruction: &OperatorRequest) -> bool {
-        let is_known = self.judge.apply_instruction(device, instruction, self.moment());
+    /// Delivers an operator's request. Returns whether the device is known.
+    pub fn apply_request(&mut self, device: &DeviceId, request: &OperatorRequest) -> bool {
+        let is_known = self.judge.apply_request(device, request, self.moment());
         self.scan_and_probe();
         is_known
     }

@@ -123,7 +123,7 @@ fn the_hold_time_doubles_with_each_repeated_failure_until_the_device_latches() {
     history.observe(now, &[Reason::OffTheBus]);
     assert_eq!(history.observe(now + 5000, &[]), bad(Reason::Flapping));
     assert_eq!(history.observe(now + 9000, &[]), bad(Reason::Flapping), "time does not clear it");
-    history.0.apply_instruction(&OperatorRequest::Uncordon, at(now + 9001));
+    history.0.apply_request(&OperatorRequest::Uncordon, at(now + 9001));
     assert!(history.observe(now + 9002, &[]).is_healthy(), "it has long been without symptoms");
     history.observe(now + 9003, &[Reason::OffTheBus]);
     assert_eq!(
@@ -353,7 +353,7 @@ fn a_reboot_clears_failures_but_no_cordon_after_one_probe_without_symptoms() {
     assert_eq!(history.clone().observe(1, &[Reason::OffTheBus]), bad(Reason::OffTheBus));
     assert_eq!(history.observe_with_probe_at(1, 0, &[]), bad(Reason::Xid), "it was not probed yet");
     assert!(history.observe(1, &[]).is_healthy());
-    history.0.apply_instruction(&OperatorRequest::Cordon { reason: "fan".into() }, at(2));
+    history.0.apply_request(&OperatorRequest::Cordon { reason: "fan".into() }, at(2));
     history.0.continue_in("one more");
     assert_eq!(history.observe(1, &[]), bad(Reason::Cordoned));
     assert_eq!(history.0.cordon.as_ref().map(|cordon| cordon.reason.as_str()), Some("fan"));
@@ -362,7 +362,7 @@ fn a_reboot_clears_failures_but_no_cordon_after_one_probe_without_symptoms() {
         "",
         "logs and pages do not show the operator's text"
     );
-    history.0.apply_instruction(&OperatorRequest::Uncordon, at(3));
+    history.0.apply_request(&OperatorRequest::Uncordon, at(3));
     assert!(history.0.health().is_healthy());
 }
 
@@ -416,8 +416,8 @@ fn play(history: &mut History, now: u64, what: u8, which: u8) {
         10 => drop(history.apply_event(now, &EventKind::Bound)),
         11 => drop(history.apply_event(now, &EventKind::RecoveryBegan)),
         12 => drop(history.apply_event(now, &EventKind::Recovered)),
-        13 => history.0.apply_instruction(&OperatorRequest::Cordon { reason: "x".into() }, at(now)),
-        _ => history.0.apply_instruction(&OperatorRequest::Uncordon, at(now)),
+        13 => history.0.apply_request(&OperatorRequest::Cordon { reason: "x".into() }, at(now)),
+        _ => history.0.apply_request(&OperatorRequest::Uncordon, at(now)),
     }
 }
 
