@@ -285,7 +285,8 @@ impl Lists {
             let inventory = Arc::clone(&self.inventory.borrow_and_update());
             let current = inventory.resources.get(&self.guard.0.resource);
             // A resource that is not in the inventory has no further list, and registration ends
-            // it. An empty list is sent only when the resource has no devices.
+            // it. Its last one is sent at once. An empty list is sent only when the resource has no
+            // devices.
             if let (None, Some((_, sent))) = (current, &self.sent) {
                 let last = Arc::new(last(sent)?);
                 self.sent = Some((Instant::now(), Arc::clone(&last)));

@@ -10,7 +10,7 @@ mod taints;
 
 use super::api::object;
 use super::api::{self, Attribute, ResourceSlice, limits};
-use super::attributes::{Dropped, Facts, describe};
+use super::attributes::{Dropped, Facts, SHARES, describe};
 use super::names::NodeName;
 use crate::domain::{DeviceId, DraName, Offering, ResourceName, Verdicts};
 use candidates::{Candidate, candidates};
@@ -207,7 +207,16 @@ impl Layout {
         }
         let stays =
             |device: &&api::Device| device.taints.is_empty() || self.is_claimed(pool, &device.name);
-        let untainted = |device: &api::Device| api::Device { taints: Vec::new(), ..device.clone() };
+        let untainted = |device: &api::Device| {
+            let mut written = api::Device { taints: Vec::new(), ..device.clone() };
+            // A claim has at least one share, so that there is none for another claim.
+            if let Some(shares) = written.capacity.get_mut(SHARES)
+                && !device.taints.is_empty()
+            {
+                shares.value = "1".to_owned();
+            }
+            written
+        };
         devices.iter().filter(stays).map(untainted).collect()
     }
 
@@ -430,7 +439,7 @@ mod tests {
         let shown = devices.map(|it| {
             assert!(violations(it).is_empty(), "{it:?}");
             let taints = it.taints.iter().map(|it| format!("{}={}", &it.key[13..], it.value));
-            let shares = it.capacity.get(crate::slices::attributes::SHARES);
+            let shares = it.capacity.get(SHARES);
             assert_eq!(it.allow_multiple_allocations, shares.is_some());
             (it.name.clone(), taints.collect(), shares.map(|it| it.value.clone()))
         });
@@ -477,6 +486,36 @@ mod tests {
         let shares = shown(&world);
         assert_eq!(shares[0], (format!("{name}-s0"), vec![], None));
         assert_eq!(shares[1], (format!("{name}-s1"), vec!["held=claim".to_owned()], None));
+    }
+
+    #[test]
+    fn a_device_with_parts_that_is_not_selected_any_more_is_for_no_other_claim() {
+        let resource: ResourceName = "a.b/gpu".parse().unwrap();
+        let whole = DeviceId::new(address(1));
+        let mut world = shared(3, true);
+        world.shares.insert((resource.clone(), whole.share(1)), claim(1));
+        world.claimed.insert(claim(1));
+        let ending = [(claim(1).device, vec!["not-for-claims=".to_owned()], Some("3".to_owned()))];
+        let change = |world: &mut World, change: &dyn Fn(&mut Offering)| {
+            let (name, mut of) = world.resources.pop_first().unwrap();
+            change(Arc::make_mut(&mut of));
+            world.resources.insert(name, of);
+        };
+        // The free shares are in the list for a minute, and then only the one of the claim.
+        change(&mut world, &|of| {
+            for share in [0, 2] {
+                let free = of.devices.get_mut(&whole.share(share)).unwrap();
+                free.health = Health::Unhealthy(Reason::Deselected);
+            }
+        });
+        assert_eq!(shown(&world), ending);
+        change(&mut world, &|of| of.devices.retain(|id, _| *id == whole.share(1)));
+        assert_eq!(shown(&world), ending);
+        // An API server without taints: the part of the claim leaves nothing.
+        let layout = Layout::new(node()).followed_by(&world.offer());
+        let (_, slices) = layout.pools(false).next().unwrap();
+        let [device] = &slices[&0][..] else { panic!("{slices:?}") };
+        assert_eq!((device.taints.len(), device.capacity[SHARES].value.as_str()), (0, "1"));
     }
 
     #[test]

@@ -276,8 +276,11 @@ pub(super) fn decide(
             .map(|it| &*it.offered.device)
             .collect();
         let own = name_of(found.id, found.offered.device.class).device;
-        let file =
-            if is_first { metadata_file(claim, of, &own, &of_request, devices) } else { None };
+        let file = if is_first {
+            metadata_file(claim, of, &own, &of_request, devices, name_of)
+        } else {
+            None
+        };
         let (device, granted) = one(&claim.claim, of, &own, found, &together, file, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
@@ -308,12 +311,14 @@ fn metadata_file(
     own: &str,
     of_request: &[(&Allocated, Found<'_>)],
     devices: &dyn ClaimDevices,
+    name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
 ) -> Option<(EditMount, String)> {
     let file = claim::metadata_file_name(&claim.claim.uid, own)?;
     let mount = metadata::mount(claim, of, devices.metadata_path(&file)?)?;
     let described = of_request.iter().map(|(of, Found { offering, id, offered })| {
-        // As the slice has them.
-        let whole = offering.spec.divided(id).filter(|_| of.share_id.is_some());
+        // As the slice has them, where a part of a device has the name of the device.
+        let is_part = of.name != name_of(id, offered.device.class);
+        let whole = offering.spec.divided(id).filter(|_| is_part);
         (&of.name, devices.attributes(offering, whole.as_ref().unwrap_or(id), offered))
     });
     Some((mount, metadata::text(claim, &of.request, described)))

@@ -229,6 +229,10 @@ impl ClaimPreparer {
             };
             // Unprepare may come while the claim waits.
             drop(step);
+            // Another claim may have taken this share of a device, and another share is free.
+            if by_number.is_none() && names(&self.decided(of, claim, &allocation)?) != wanted {
+                continue;
+            }
             if !std::mem::replace(&mut is_logged, true) {
                 tracing::info!(claim = %of, uid = of.uid, why, "claim waits for its devices");
             }

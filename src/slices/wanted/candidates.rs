@@ -3,7 +3,9 @@
 
 use super::super::names::{Family, device_name, pooled_name};
 use super::Inputs;
-use crate::domain::{DeviceId, DraName, HeldBy, InSlice, Offered, Offering, ResourceName, Sharing};
+use crate::domain::{
+    DeviceId, DraName, Health, HeldBy, InSlice, Offered, Offering, Reason, ResourceName, Sharing,
+};
 use std::collections::BTreeMap;
 
 impl Inputs<'_> {
@@ -57,7 +59,7 @@ pub(super) fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<
         let is_ending = it.place == InSlice::Ending;
         (is_ending, !it.offered.health.is_healthy(), it.offering.spec.is_orphan())
     };
-    let others = others(inputs);
+    let counts = counts(inputs);
     for (resource, offering) in inputs.resources {
         for (id, offered) in &offering.devices {
             let Some(family) = Family::of(offered.device.class) else { continue };
@@ -70,7 +72,7 @@ pub(super) fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<
             let (taken, is_held_otherwise) = (0, inputs.is_held_otherwise(resource, id, &name));
             let id = id.clone();
             let one = Candidate { offering, id, offered, family, place, taken, is_held_otherwise };
-            let divided = one.divided(&others);
+            let divided = one.divided(&counts);
             let of_shares = match divided {
                 None => Some((name, one)),
                 // A claim has it from the time when claims had shares by their names.
@@ -93,34 +95,59 @@ pub(super) fn candidates<'a>(inputs: &Inputs<'a>) -> BTreeMap<String, Candidate<
 
 impl<'a> Candidate<'a> {
     /// The device of this share, if claims ask for parts of its capacity.
-    fn divided(&self, others: &Others) -> Option<(String, Candidate<'a>)> {
+    fn divided(&self, counts: &Counts) -> Option<(String, Candidate<'a>)> {
         let id = self.offering.spec.divided(&self.id)?;
         let Sharing::Replicas(shares) = self.offering.spec.sharing else { return None };
         let key = (self.offering.spec.name.clone(), id);
-        let (by_number, by_name) = others.get(&key).copied().unwrap_or_default();
+        let Count { by_number, by_name, selected } = counts.get(&key).copied().unwrap_or_default();
         let (taken, id) = (by_number + by_name, key.1);
         let is_taken = taken >= shares;
-        let place = if is_taken && by_number > 0 { InSlice::Held } else { InSlice::Offered };
+        let place = if selected < shares {
+            // The resource does not select the device any more, and claims have parts of it still.
+            InSlice::Ending
+        } else if is_taken && by_number > 0 {
+            InSlice::Held
+        } else {
+            InSlice::Offered
+        };
         let is_held_otherwise = is_taken && by_number == 0;
         Some((device_name(&id), Candidate { id, place, taken, is_held_otherwise, ..self.clone() }))
     }
 }
 
-/// How many shares of a device are held otherwise than under its name: by containers, and by claims
-/// under the names of shares.
-type Others = BTreeMap<(ResourceName, DeviceId), (u32, u32)>;
+/// The shares of one device.
+#[derive(Default, Clone, Copy)]
+struct Count {
+    /// How many containers hold.
+    by_number: u32,
+    /// How many claims hold under the names of shares.
+    by_name: u32,
+    /// How many the list of a resource with parts has, without those of a device that the resource
+    /// does not select any more.
+    selected: u32,
+}
 
-fn others(inputs: &Inputs<'_>) -> Others {
-    let mut others = Others::new();
+type Counts = BTreeMap<(ResourceName, DeviceId), Count>;
+
+fn counts(inputs: &Inputs<'_>) -> Counts {
+    let mut counts = Counts::new();
     for (resource, id) in inputs.held {
         if let Some(whole) = id.shared() {
-            others.entry((resource.clone(), whole)).or_default().0 += 1;
+            counts.entry((resource.clone(), whole)).or_default().by_number += 1;
         }
     }
     for ((resource, id), name) in inputs.shares {
         if let Some(whole) = id.shared().filter(|whole| name.device != device_name(whole)) {
-            others.entry((resource.clone(), whole)).or_default().1 += 1;
+            counts.entry((resource.clone(), whole)).or_default().by_name += 1;
         }
     }
-    others
+    for (resource, offering) in inputs.resources.iter().filter(|(_, it)| it.spec.capacity) {
+        for (id, offered) in &offering.devices {
+            let is_selected = offered.health != Health::Unhealthy(Reason::Deselected);
+            if let Some(whole) = offering.spec.divided(id).filter(|_| is_selected) {
+                counts.entry((resource.clone(), whole)).or_default().selected += 1;
+            }
+        }
+    }
+    counts
 }

@@ -43,7 +43,7 @@ impl Healths {
     /// device to new claims.
     fn now(&mut self) -> Arc<[ClaimHealth]> {
         let inventory = self.inventory.borrow_and_update().clone();
-        let Holders { claimed, .. } = Holders::of(&self.grants.borrow_and_update());
+        let Holders { claimed, shares, .. } = Holders::of(&self.grants.borrow_and_update());
         let judgement = self.judgement.borrow();
         let mut health: BTreeMap<DraName, ClaimHealth> = BTreeMap::new();
         let mut offerings: Vec<_> = inventory.resources.values().collect();
@@ -62,6 +62,10 @@ impl Healths {
                         name.into_iter().chain([(self.name_of)(&whole, class)]).collect()
                     }
                 };
+                // As long as a claim has the share, also after a reload without `capacity`.
+                let part = shares.get(&(offering.spec.name.clone(), id.clone())).cloned();
+                let part = part.filter(|part| !names.contains(part));
+                let names: Vec<DraName> = names.into_iter().chain(part).collect();
                 if names.is_empty() {
                     continue;
                 }
