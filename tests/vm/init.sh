@@ -1,0 +1,17 @@
+#!/bin/sh
+# The first process of the guest.
+/bin/busybox mount -t devtmpfs dev /dev
+exec < /dev/null > /dev/console 2>&1
+export PATH=/bin HOME=/root RUST_BACKTRACE=0
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+# The simulated kubelet writes the files of its cgroups itself.
+mount -t tmpfs cgroups /sys/fs/cgroup
+mount -t tmpfs run /run
+ip link set lo up
+while read -r module; do
+    insmod "/modules/$module.ko" || echo "cannot load $module"
+done < /modules/list
+HOLDFAST_VM_AGENT=1 agent --ignored --exact --nocapture agent
+poweroff -f

@@ -1,0 +1,378 @@
+//! A PC that QEMU emulates in software, with PCI Express slots and disks.
+//!
+//! All files and sockets of QEMU have no name: they end with this process. So does QEMU, also if
+//! this process is killed.
+
+use crate::guest::{Answer, Pod, Request};
+use crate::image;
+use crate::real::sandbox::output;
+use crate::real::say;
+use crate::{SOON, kernel_package};
+use command_fds::{CommandFdExt as _, FdMapping};
+use holdfast::domain::ResourceName;
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+/// The programs that run the machine, and their Debian packages.
+pub(crate) const TOOLS: [(&str, &str); 2] =
+    [("qemu-system-x86_64", "-t bookworm-backports qemu-system-x86"), ("setpriv", "util-linux")];
+
+/// The slot of a network adapter with virtual functions, by the number of its root port.
+pub(crate) const ADAPTER: u8 = 4;
+/// Slots that are empty until a device is plugged in, with the names of their buses.
+pub(crate) const EMPTY: [(u8, &str); 2] = [(5, "empty-5"), (6, "empty-6")];
+/// The slot of an NVMe controller with two namespaces.
+const CONTROLLER: u8 = 7;
+
+/// A limit against hanging, in seconds of the guest's clock.
+const GUEST_LIMIT: f64 = 300.0;
+
+/// File systems of the disks: the disk's name, and the program that makes the file system.
+const DISKS: [(&str, u64, &[&str]); 4] = [
+    ("ext4", 128, &["mkfs.ext4", "-q"]),
+    ("xfs", 320, &["mkfs.xfs", "-q"]),
+    ("btrfs", 128, &["mkfs.btrfs", "-q"]),
+    // For errors of the file system itself, which a later mount would report too.
+    ("broken", 64, &["mkfs.ext4", "-q"]),
+];
+/// Disks without a file system, of the NVMe controllers.
+const NAMESPACES: [&str; 3] = ["first", "second", "plugged"];
+
+/// A machine that runs, or that is off between a power cut and the next boot.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    initrd: File,
+    disks: Vec<(&'static str, File)>,
+    running: RefCell<Option<Running>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    qemu: Child,
+    console: File,
+    agent: BufReader<UnixStream>,
+    monitor: BufReader<UnixStream>,
+    /// Events of QEMU that were read while an answer was awaited.
+    events: Vec<Value>,
+}
+
+impl Machine {
+    /// Makes its files, and boots it.
+    pub(crate) fn start() -> Self {
+        let mut disks = Vec::new();
+        for (name, size, make) in DISKS {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(size << 20).unwrap();
+            output(Command::new(make[0]).args(&make[1..]).arg(file.path()));
+            disks.push((name, file.into_file()));
+        }
+        for name in NAMESPACES {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(16 << 20).unwrap();
+            disks.push((name, file));
+        }
+        let initrd = image::initrd(&kernel_package().unwrap());
+        let machine = Machine { initrd, disks, running: RefCell::default() };
+        machine.boot();
+        machine
+    }
+
+    /// Switches it on, and waits until the agent serves.
+    pub(crate) fn boot(&self) {
+        let began = Instant::now();
+        let (agent, agents_end) = UnixStream::pair().unwrap();
+        let (monitor, monitors_end) = UnixStream::pair().unwrap();
+        for stream in [&agent, &monitor] {
+            stream.set_read_timeout(Some(SOON)).unwrap();
+        }
+        let console = tempfile::tempfile().unwrap();
+        let mut passed: Vec<OwnedFd> = vec![
+            agents_end.into(),
+            monitors_end.into(),
+            console.try_clone().unwrap().into(),
+            self.initrd.try_clone().unwrap().into(),
+        ];
+        passed.extend(self.disks.iter().map(|(_, file)| file.try_clone().unwrap().into()));
+        let mut command = self.command();
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let mappings = (FIRST..).zip(passed);
+        let mappings = mappings.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd });
+        command.fd_mappings(mappings.collect()).unwrap();
+        let mut running = Running {
+            qemu: spawn(command),
+            console,
+            agent: BufReader::new(agent),
+            monitor: BufReader::new(monitor),
+            events: Vec::new(),
+        };
+        // QEMU greets, and waits for this.
+        running.monitor.read_line(&mut String::new()).unwrap();
+        running.order("qmp_capabilities", &json!({}));
+        match running.answer() {
+            Some(Answer::Ready) => {}
+            other => panic!("the agent is not ready: {other:?}\n{}", running.tail()),
+        }
+        self.running.replace(Some(running));
+        say(format_args!("booted within {:.1?}", began.elapsed()));
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+        command.args(CONSTANT.iter().flat_map(|line| line.split(' ')));
+        let kernel = image::kernel(&kernel_package().unwrap());
+        command.arg("-kernel").arg(kernel).args(["-append", KERNEL_OPTIONS]);
+        let fd = |index: usize| format!("/proc/self/fd/{}", FIRST + i32::try_from(index).unwrap());
+        command.args(["-chardev", &format!("socket,id=agent,fd={FIRST}")]);
+        command.args(["-chardev", &format!("socket,id=monitor,fd={}", FIRST + 1)]);
+        command.args(["-chardev", &format!("file,id=console,path={}", fd(2))]);
+        command.args(["-initrd", &fd(3)]);
+        let mut devices = Vec::new();
+        for (index, (name, _)) in self.disks.iter().enumerate() {
+            let drive = format!("file={},if=none,id={name},format=raw", fd(4 + index));
+            command.args(["-drive", &drive]);
+            if !NAMESPACES.contains(name) {
+                devices.push(format!(
+                    "virtio-blk-pci,bus=pcie.0,addr={:#x},drive={name},id=disk-{name},serial={name}",
+                    0x10 + index
+                ));
+            }
+        }
+        let slots = [(ADAPTER, "adapter"), EMPTY[0], EMPTY[1], (CONTROLLER, "controller")];
+        devices.extend(slots.map(|(slot, bus)| {
+            format!("pcie-root-port,id={bus},bus=pcie.0,chassis={slot},slot={slot},addr={slot}")
+        }));
+        devices.extend(DEVICES.map(str::to_owned));
+        for device in devices {
+            command.args(["-device", &device]);
+        }
+        command
+    }
+
+    /// Sends a request to the agent. `None` if the guest does not answer.
+    fn try_ask(&self, request: &Request) -> Option<Answer> {
+        let mut running = self.running.borrow_mut();
+        let running = running.as_mut()?;
+        let line = serde_json::to_string(request).unwrap() + "\n";
+        running.agent.get_mut().write_all(line.as_bytes()).ok()?;
+        running.answer()
+    }
+
+    /// Sends a request to the agent.
+    pub(crate) fn ask(&self, request: &Request) -> Answer {
+        self.try_ask(request).unwrap_or_else(|| {
+            let console = self.running.borrow_mut().as_mut().map(Running::tail);
+            panic!("the guest does not answer {request:?}:\n{}", console.unwrap_or_default())
+        })
+    }
+
+    /// Runs a script in the guest: its exit code, output and errors.
+    pub(crate) fn try_run(&self, script: &str) -> (Option<i32>, String, String) {
+        match self.ask(&Request::Run(script.to_owned())) {
+            Answer::Ran { code, output, errors } => (code, output.trim_end().to_owned(), errors),
+            other => panic!("{script}: {other:?}"),
+        }
+    }
+
+    /// The output of a script, for the report of a test that has failed.
+    pub(crate) fn report(&self, script: &str) -> String {
+        match self.try_ask(&Request::Run(script.to_owned())) {
+            Some(Answer::Ran { output, errors, .. }) => output + &errors,
+            other => format!("{other:?}"),
+        }
+    }
+
+    /// Runs a script in the guest that must succeed, and returns its output.
+    pub(crate) fn run(&self, script: &str) -> String {
+        let (code, output, errors) = self.try_run(script);
+        assert_eq!(code, Some(0), "{script}: {output}\n{errors}");
+        output
+    }
+
+    /// Repeats `read` until it returns a value. Between two tries the guest has nothing to do, so
+    /// its clock leaps to its next event.
+    pub(crate) fn wait<T>(&self, what: &str, mut read: impl FnMut() -> Option<T>) -> T {
+        let (mut waited, mut pause) = (0.0, 0.1);
+        loop {
+            if let Some(value) = read() {
+                return value;
+            }
+            assert!(waited < GUEST_LIMIT, "{what}: not within {waited:.0} s of the guest");
+            self.run(&format!("sleep {pause}"));
+            waited += pause;
+            pause = f64::min(pause * 1.5, 4.0);
+        }
+    }
+
+    /// Adds pods to these kubelets until `enough`, and cuts the power while more of them are being
+    /// added. Returns those that were answered.
+    pub(crate) fn cut_power_while_adding(
+        &self,
+        kubelets: &[String],
+        resource: &ResourceName,
+        enough: impl Fn(&[Pod]) -> bool,
+    ) -> Vec<Pod> {
+        let request = Request::AddPods { kubelets: kubelets.to_vec(), resource: resource.clone() };
+        assert!(matches!(self.ask(&request), Answer::Done));
+        let mut running = self.running.take().unwrap();
+        let mut pods = Vec::new();
+        let mut is_cut = false;
+        // What arrived before the cut was answered.
+        while let Some(answer) = running.answer() {
+            let Answer::Decided(pod) = answer else { panic!("{answer:?}") };
+            pods.push(pod);
+            if !is_cut && enough(&pods) {
+                is_cut = true;
+                running.qemu.kill().unwrap();
+            }
+        }
+        assert!(is_cut, "the guest ended:\n{}", running.tail());
+        pods
+    }
+
+    /// Sends a command to QEMU.
+    fn order(&self, command: &str, arguments: &Value) {
+        self.running.borrow_mut().as_mut().unwrap().order(command, arguments);
+    }
+
+    /// Plugs a device into a slot.
+    pub(crate) fn plug(&self, device: &Value) {
+        self.order("device_add", device);
+    }
+
+    /// Requests the removal of a device, as by the button of its slot, and waits until QEMU has
+    /// removed it.
+    pub(crate) fn unplug(&self, device: &str) {
+        let mut running = self.running.borrow_mut();
+        let running = running.as_mut().unwrap();
+        running.order("device_del", &json!({"id": device}));
+        let is_end =
+            |event: &Value| event["event"] == "DEVICE_DELETED" && event["data"]["device"] == device;
+        while !running.events.iter().any(is_end) {
+            let event = running.read_monitor();
+            running.events.push(event);
+        }
+        running.events.retain(|event| !is_end(event));
+    }
+
+    /// Limits the requests of a disk for each second; 0 ends the limit.
+    pub(crate) fn throttle(&self, disk: &str, requests: u32) {
+        let mut limits = json!({"id": format!("disk-{disk}")});
+        for key in ["bps", "bps_rd", "bps_wr", "iops_rd", "iops_wr"] {
+            limits[key] = json!(0);
+        }
+        limits["iops"] = json!(requests);
+        self.order("block_set_io_throttle", &limits);
+    }
+
+    /// The address of the function in a slot, once the kernel has it.
+    pub(crate) fn address_in(&self, slot: u8) -> String {
+        self.wait(&format!("a function in slot {slot}"), || {
+            let dir = format!("/sys/bus/pci/devices/0000:00:{slot:02x}.0");
+            let (_, found, _) = self.try_run(&format!("cd {dir} && ls -d 0000:*:00.0"));
+            (!found.is_empty()).then_some(found)
+        })
+    }
+}
+
+impl Running {
+    /// The next answer of the agent; `None` when the guest has ended, or hangs.
+    fn answer(&mut self) -> Option<Answer> {
+        let mut line = String::new();
+        self.agent.read_line(&mut line).ok()?;
+        line.ends_with('\n').then(|| serde_json::from_str(&line).unwrap())
+    }
+
+    fn order(&mut self, command: &str, arguments: &Value) {
+        let line = json!({"execute": command, "arguments": arguments}).to_string() + "\n";
+        self.monitor.get_mut().write_all(line.as_bytes()).unwrap();
+        loop {
+            let answer = self.read_monitor();
+            if answer.get("event").is_some() {
+                self.events.push(answer);
+            } else {
+                assert!(answer.get("error").is_none(), "{command} {arguments}: {answer}");
+                return;
+            }
+        }
+    }
+
+    fn read_monitor(&mut self) -> Value {
+        let mut line = String::new();
+        match self.monitor.read_line(&mut line) {
+            Ok(_) if line.ends_with('\n') => serde_json::from_str(&line).unwrap(),
+            other => panic!("QEMU does not answer ({other:?}):\n{}", self.tail()),
+        }
+    }
+
+    fn tail(&mut self) -> String {
+        let mut text = Vec::new();
+        self.console.seek(SeekFrom::Start(0)).unwrap();
+        self.console.read_to_end(&mut text).unwrap();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        drop(self.qemu.kill());
+        drop(self.qemu.wait());
+    }
+}
+
+/// The first descriptor that QEMU gets: the agent's port. Those of the monitor, the console, the
+/// initrd and the disks follow.
+const FIRST: i32 = 20;
+
+/// Options that are always the same.
+const CONSTANT: [&str; 8] = [
+    "-nodefaults -no-user-config -display none -no-reboot",
+    // Hot-plug by the slots themselves, as in a server, and not by ACPI.
+    "-machine q35 -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
+    // The guest's clock counts instructions while it works: on a busy host, the guest's time passes
+    // as slowly as its work. While it waits, it is the host's clock.
+    "-accel tcg -icount shift=1,sleep=off",
+    "-cpu qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+rdrand,+x2apic -smp 1 -m 1536M",
+    // Before all devices, which are then below it.
+    "-device intel-iommu",
+    "-mon chardev=monitor,mode=control -serial chardev:console",
+    "-device virtio-serial-pci,bus=pcie.0,addr=0x1d",
+    "-netdev user,id=net0,restrict=on",
+];
+/// What is in the slots, and the port of the agent.
+const DEVICES: [&str; 5] = [
+    "virtserialport,chardev=agent,name=holdfast.agent",
+    "igb,id=igb0,bus=adapter,netdev=net0,mac=52:54:00:00:00:04",
+    "nvme,id=nvme0,serial=SLOT7,bus=controller",
+    "nvme-ns,drive=first,bus=nvme0,nsid=1",
+    "nvme-ns,drive=second,bus=nvme0,nsid=2",
+];
+/// The guest's clock counts instructions, each for a nanosecond or two (`-icount`), so its time
+/// stamp counter has 1 GHz.
+const KERNEL_OPTIONS: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic intel_iommu=on \
+    pcie_ports=native random.trust_cpu=on mitigations=off nokaslr nowatchdog no_timer_check \
+    tsc=reliable tsc_early_khz=1000000 rcupdate.rcu_cpu_stall_suppress=1";
+
+/// Starts QEMU in a thread that does not end before this process: its end would end QEMU.
+fn spawn(mut command: Command) -> Child {
+    let (sender, spawned) = mpsc::channel();
+    thread::spawn(move || {
+        sender.send(command.spawn().unwrap()).unwrap();
+        drop(command);
+        loop {
+            thread::park();
+        }
+    });
+    spawned.recv().unwrap()
+}

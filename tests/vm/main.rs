@@ -1,0 +1,102 @@
+//! Holdfast on a Debian kernel with emulated PCI hardware: virtual functions, slots, errors of PCI
+//! Express, failing file systems, power cuts.
+//!
+//! `HOLDFAST_VM_KERNEL` names a folder with an unpacked kernel package. Without it each test is
+//! skipped with a message:
+//!
+//! ```sh
+//! apt-get download linux-image-6.12.117+deb12-amd64
+//! dpkg -x linux-image-6.12.117+deb12-amd64_*.deb kernel
+//! HOLDFAST_VM_KERNEL=kernel cargo test --test vm
+//! ```
+//!
+//! The tests do not need root or KVM: QEMU emulates the processor. It must have the network adapter
+//! igb, as version 8 and newer have: on Debian 12 that of bookworm-backports. `machine::TOOLS` and
+//! `image::TOOLS` have the other programs with their Debian packages. `HOLDFAST_BIN` names another
+//! binary than the one just built. All of it takes less than ten minutes.
+//!
+//! The tests share one machine and run one after the other. The machine boots an initrd with the
+//! daemon, and with this binary: there it is the agent (`guest`), which runs scripts and simulated
+//! kubelets. A test starts a node of its own on the machine (`node`), and leaves the hardware as it
+//! was. After a test that failed, the next one boots another machine.
+
+#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod errors;
+mod functions;
+mod guest;
+mod image;
+mod machine;
+mod node;
+#[path = "../common/real/mod.rs"]
+mod real;
+mod slots;
+mod storage;
+
+use machine::Machine;
+use real::{sandbox, say};
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The folder of the unpacked kernel package.
+const VARIABLE: &str = "HOLDFAST_VM_KERNEL";
+/// A limit against hanging for one answer, long enough for an emulated processor on a busy machine.
+const SOON: Duration = Duration::from_secs(600);
+
+fn kernel_package() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).map(PathBuf::from)
+}
+
+/// Runs the checks on the machine that all tests share.
+fn test(name: &str, checks: impl FnOnce(&Machine)) {
+    static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
+    if kernel_package().is_none() {
+        return say(format_args!(
+            "SKIPPED: {name}: {VARIABLE} is not set, so nothing was tested on a kernel with emulated hardware; it names a folder that `dpkg -x` unpacked a package linux-image-6.12.…-amd64 into"
+        ));
+    }
+    for (program, package) in image::TOOLS.iter().chain(&machine::TOOLS) {
+        assert!(
+            sandbox::find(program).is_some(),
+            "{VARIABLE} is set, but `{program}` is missing: apt-get install {package}"
+        );
+    }
+    let mut shared = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    // A test that fails drops the machine.
+    let machine = shared.take().unwrap_or_else(Machine::start);
+    let began = Instant::now();
+    checks(&machine);
+    say(format_args!("{name}: {:.1?}", began.elapsed()));
+    *shared = Some(machine);
+}
+
+#[test]
+#[ignore = "it is the agent in the guest"]
+fn agent() {
+    if std::env::var_os(guest::VARIABLE).is_some() {
+        guest::serve();
+    }
+}
+
+/// Defines tests by the function that checks.
+macro_rules! tests {
+    ($($name:ident: $checks:path,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                test(stringify!($name), $checks);
+            }
+        )*
+    };
+}
+
+tests! {
+    a_disk_moves_to_another_slot: slots::by_the_button,
+    a_removed_adapter_returns_with_a_rescan: slots::by_the_kernel,
+    a_fatal_error_of_an_adapter_ends_with_its_reset: errors::of_an_adapter,
+    the_power_fails_while_pods_get_devices: storage::power_cut,
+    a_file_system_fails: storage::broken,
+    virtual_functions_keep_their_ids: functions::keep_their_ids,
+    virtual_functions_change_their_drivers: functions::change_their_drivers,
+}
