@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::rc::Rc;
 use std::thread;
 use tokio::process::Command;
 use tokio::sync::mpsc;
@@ -39,9 +38,6 @@ pub(crate) enum Request {
     DeletePod { kubelet: String, uid: String },
     /// The ids that the kubelet may give to a pod.
     Healthy { kubelet: String, resource: ResourceName },
-    /// Adds pods with one device to all these kubelets at the same time, without an end. Each is
-    /// answered once it runs.
-    AddPods { kubelets: Vec<String>, resource: ResourceName },
 }
 
 /// A pod that the kubelet has decided on.
@@ -116,7 +112,7 @@ fn port() -> File {
 }
 
 struct Agent {
-    kubelets: BTreeMap<String, Rc<Kubelet>>,
+    kubelets: BTreeMap<String, Kubelet>,
     port: File,
 }
 
@@ -130,7 +126,7 @@ impl Agent {
                 // The former one ends first, if there is one.
                 self.kubelets.remove(&dir);
                 match Kubelet::start(config).await {
-                    Ok(kubelet) => drop(self.kubelets.insert(dir, Rc::new(kubelet))),
+                    Ok(kubelet) => drop(self.kubelets.insert(dir, kubelet)),
                     Err(error) => return Answer::Failed(error.to_string()),
                 }
                 Answer::Done
@@ -151,21 +147,6 @@ impl Agent {
             Request::Healthy { kubelet, resource } => {
                 let state = self.kubelets[&kubelet].view(|view| view.endpoint_state(&resource));
                 Answer::Ids(state.healthy.iter().map(ToString::to_string).collect())
-            }
-            Request::AddPods { kubelets, resource } => {
-                for dir in kubelets {
-                    let kubelet = Rc::clone(&self.kubelets[&dir]);
-                    let (port, resource) = (self.port.try_clone().unwrap(), resource.clone());
-                    actix::spawn(async move {
-                        for number in 0_u64.. {
-                            let spec = PodSpec::new(NAMESPACE, format!("pod-{number}"));
-                            let spec = spec.app(CONTAINER, &resource, 1);
-                            let pod = add(&dir, &kubelet, spec, &resource).await;
-                            say(&port, &Answer::Decided(pod));
-                        }
-                    });
-                }
-                Answer::Done
             }
         }
     }

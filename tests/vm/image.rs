@@ -12,14 +12,10 @@ use std::process::Command;
 use std::time::Instant;
 
 /// The kernel's modules that the guest loads, after those that they depend on.
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 9] = [
     "crc32c_generic",
-    "blake2b_generic",
-    "xxhash_generic",
     "virtio_blk",
     "ext4",
-    "xfs",
-    "btrfs",
     "igb",
     "igbvf",
     "nvme",
@@ -52,13 +48,11 @@ const DIRS: [&str; 16] = [
 const INIT: &str = include_str!("init.sh");
 
 /// The programs that the image is made with, and their Debian packages.
-pub(crate) const TOOLS: [(&str, &str); 10] = [
+pub(crate) const TOOLS: [(&str, &str); 8] = [
     ("busybox", "busybox-static"),
     ("e2fsck", "e2fsprogs"),
     ("ldd", "libc-bin"),
-    ("mkfs.btrfs", "btrfs-progs"),
     ("mkfs.ext4", "e2fsprogs"),
-    ("mkfs.xfs", "xfsprogs"),
     ("modinfo", "kmod"),
     ("setpci", "pciutils"),
     ("strip", "binutils"),

@@ -3,13 +3,12 @@
 //! All files and sockets of QEMU have no name: they end with this process. So does QEMU, also if
 //! this process is killed.
 
-use crate::guest::{Answer, Pod, Request};
+use crate::guest::{Answer, Request};
 use crate::image;
 use crate::real::sandbox::output;
 use crate::real::say;
 use crate::{SOON, kernel_package};
 use command_fds::{CommandFdExt as _, FdMapping};
-use holdfast::domain::ResourceName;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fs::File;
@@ -35,18 +34,12 @@ const CONTROLLER: u8 = 7;
 /// A limit against hanging, in seconds of the guest's clock.
 const GUEST_LIMIT: f64 = 300.0;
 
-/// File systems of the disks: the disk's name, and the program that makes the file system.
-const DISKS: [(&str, u64, &[&str]); 4] = [
-    ("ext4", 128, &["mkfs.ext4", "-q"]),
-    ("xfs", 320, &["mkfs.xfs", "-q"]),
-    ("btrfs", 128, &["mkfs.btrfs", "-q"]),
-    // For errors of the file system itself, which a later mount would report too.
-    ("broken", 64, &["mkfs.ext4", "-q"]),
-];
+/// Disks with a file system: name, size in MiB, and the program that makes the file system.
+const DISKS: [(&str, u64, &[&str]); 1] = [("broken", 64, &["mkfs.ext4", "-q"])];
 /// Disks without a file system, of the NVMe controllers.
 const NAMESPACES: [&str; 3] = ["first", "second", "plugged"];
 
-/// A machine that runs, or that is off between a power cut and the next boot.
+/// A machine that runs.
 #[derive(Debug)]
 pub(crate) struct Machine {
     initrd: File,
@@ -86,7 +79,7 @@ impl Machine {
     }
 
     /// Switches it on, and waits until the agent serves.
-    pub(crate) fn boot(&self) {
+    fn boot(&self) {
         let began = Instant::now();
         let (agent, agents_end) = UnixStream::pair().unwrap();
         let (monitor, monitors_end) = UnixStream::pair().unwrap();
@@ -212,32 +205,6 @@ impl Machine {
         }
     }
 
-    /// Adds pods to these kubelets until `enough`, and cuts the power while more of them are being
-    /// added. Returns those that were answered.
-    pub(crate) fn cut_power_while_adding(
-        &self,
-        kubelets: &[String],
-        resource: &ResourceName,
-        enough: impl Fn(&[Pod]) -> bool,
-    ) -> Vec<Pod> {
-        let request = Request::AddPods { kubelets: kubelets.to_vec(), resource: resource.clone() };
-        assert!(matches!(self.ask(&request), Answer::Done));
-        let mut running = self.running.take().unwrap();
-        let mut pods = Vec::new();
-        let mut is_cut = false;
-        // What arrived before the cut was answered.
-        while let Some(answer) = running.answer() {
-            let Answer::Decided(pod) = answer else { panic!("{answer:?}") };
-            pods.push(pod);
-            if !is_cut && enough(&pods) {
-                is_cut = true;
-                running.qemu.kill().unwrap();
-            }
-        }
-        assert!(is_cut, "the guest ended:\n{}", running.tail());
-        pods
-    }
-
     /// Sends a command to QEMU.
     fn order(&self, command: &str, arguments: &Value) {
         self.running.borrow_mut().as_mut().unwrap().order(command, arguments);
@@ -261,16 +228,6 @@ impl Machine {
             running.events.push(event);
         }
         running.events.retain(|event| !is_end(event));
-    }
-
-    /// Limits the requests of a disk for each second; 0 ends the limit.
-    pub(crate) fn throttle(&self, disk: &str, requests: u32) {
-        let mut limits = json!({"id": format!("disk-{disk}")});
-        for key in ["bps", "bps_rd", "bps_wr", "iops_rd", "iops_wr"] {
-            limits[key] = json!(0);
-        }
-        limits["iops"] = json!(requests);
-        self.order("block_set_io_throttle", &limits);
     }
 
     /// The address of the function in a slot, once the kernel has it.

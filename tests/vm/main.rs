@@ -1,5 +1,5 @@
 //! Holdfast on a Debian kernel with emulated PCI hardware: virtual functions, slots, errors of PCI
-//! Express, failing file systems, power cuts.
+//! Express, and a file system that fails.
 //!
 //! `HOLDFAST_VM_KERNEL` names a folder with an unpacked kernel package. Without it each test is
 //! skipped with a message:
@@ -95,7 +95,6 @@ tests! {
     a_disk_moves_to_another_slot: slots::by_the_button,
     a_removed_adapter_returns_with_a_rescan: slots::by_the_kernel,
     a_fatal_error_of_an_adapter_ends_with_its_reset: errors::of_an_adapter,
-    the_power_fails_while_pods_get_devices: storage::power_cut,
     a_file_system_fails: storage::broken,
     virtual_functions_keep_their_ids: functions::keep_their_ids,
     virtual_functions_change_their_drivers: functions::change_their_drivers,
