@@ -487,7 +487,6 @@ mod tests {
                 NvmlGpu { description: Some(described), ..NvmlGpu::default() },
             )]
             .into(),
-            ..NvmlSnapshot::default()
         };
         let spec = ResourceSpec {
             sharing: Sharing::Replicas(4),

@@ -13,7 +13,7 @@
 //! The tests do not need root or KVM: QEMU emulates the processor. It must have the network adapter
 //! igb, as version 8 and newer have: on Debian 12 that of bookworm-backports. `machine::TOOLS` and
 //! `image::TOOLS` have the other programs with their Debian packages. `HOLDFAST_BIN` names another
-//! binary than the one just built. All of it takes less than ten minutes.
+//! binary than the one just built.
 //!
 //! The tests share one machine and run one after the other. The machine boots an initrd with the
 //! daemon, and with this binary: there it is the agent (`guest`), which runs scripts and simulated
