@@ -1,7 +1,7 @@
 //! The control plane with its node, which the tests of a process share.
 
 use crate::api::{ALL_PODS, Api, CLAIMS, NODES, PODS, SLICES};
-use crate::node::{self, NODE, Node};
+use crate::node::{self, NO_POLICY, NODE, Node};
 use crate::objects::text_of;
 use crate::plane::Plane;
 use crate::{SOON, pki, sandbox, say, wait_for};
@@ -98,6 +98,7 @@ impl Cluster {
         if !self.node.is_up() {
             self.node.start_kubelet();
         }
+        self.node.restart_with_policy(NO_POLICY);
         self.api.delete_rights();
         self.api.delete_controllers();
         for (path, grace) in [(ALL_PODS, Some(0)), (CLAIMS, None), (SLICES, None)] {
