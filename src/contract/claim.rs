@@ -228,11 +228,9 @@ mod tests {
         let request = Request { spec, devices: together, alloc_id, node_exists: &|_| true, nvidia };
         let devices = devices.iter().map(|device| {
             let edits = edits(&request, device, is_defined);
-            {
-                let of = allocated(device);
-                let name = of.name.device.clone();
-                claimed(&claim(), of, &name, device.id.clone(), edits)
-            }
+            let of = allocated(device);
+            let name = of.name.device.clone();
+            claimed(&claim(), of, &name, device.id.clone(), edits)
         });
         ClaimHold { claim: claim(), allocation: "a".into(), devices: devices.collect() }
     }

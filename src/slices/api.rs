@@ -312,8 +312,8 @@ impl Taint {
 }
 
 impl Device {
-    /// The same device for one claim at a time.
-    pub fn undivided(&mut self) {
+    /// Makes it a device for one claim at a time.
+    pub fn undivide(&mut self) {
         self.allow_multiple_allocations = false;
         self.capacity.values_mut().for_each(|capacity| capacity.request_policy = None);
     }
@@ -442,7 +442,7 @@ mod tests {
         newer.spec.devices[0].consumes_counters[0].counters.clear();
         assert!(!newer.spec.is_like(&slice.spec), "and so is what is consumed of them");
         let (mut one, all) = (slice.spec.devices[0].clone(), &slice.spec.devices[0]);
-        one.undivided();
+        one.undivide();
         assert!(!one.is_like(all), "a device for one claim is another than one for several");
         let text = serde_json::to_string(&one).unwrap();
         assert!(!text.contains("allow") && !text.contains("Policy"), "{text}");

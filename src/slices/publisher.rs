@@ -348,7 +348,7 @@ impl Publisher {
                 });
                 *devices = written.collect();
                 if !self.keeps(PARTS) {
-                    devices.iter_mut().for_each(api::Device::undivided);
+                    devices.iter_mut().for_each(api::Device::undivide);
                 }
             }
             let contents = layout.contents(pool, slices, self.keeps(COUNTERS));

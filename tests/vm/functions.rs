@@ -75,7 +75,7 @@ pub(crate) fn keep_their_ids(machine: &Machine) {
         (node.listed() == [(held.clone(), "device_gone".to_owned())]).then_some(())
     });
     assert_eq!(node.holders(&held), ["holder"]);
-    let refused = node.try_pod("refused", None, RESOURCE);
+    let refused = node.try_pod("refused", RESOURCE);
     assert!(refused.rejected.is_some(), "{refused:?}");
 
     // A daemon that starts meanwhile has it from its ledger.

@@ -26,14 +26,7 @@ pub(crate) enum Request {
     /// Starts a kubelet.
     StartKubelet(String),
     /// Adds a pod with one container that requests devices, and waits for the kubelet's decision.
-    /// A pod with the UID of an earlier one is that pod after a boot.
-    AddPod {
-        kubelet: String,
-        name: String,
-        uid: Option<String>,
-        resource: ResourceName,
-        count: u32,
-    },
+    AddPod { kubelet: String, name: String, resource: ResourceName, count: u32 },
     /// Deletes a pod.
     DeletePod { kubelet: String, uid: String },
     /// The ids that the kubelet may give to a pod.
@@ -131,12 +124,8 @@ impl Agent {
                 }
                 Answer::Done
             }
-            Request::AddPod { kubelet: dir, name, uid, resource, count } => {
-                let spec = match uid {
-                    Some(uid) => PodSpec::with_uid(uid, NAMESPACE, name),
-                    None => PodSpec::new(NAMESPACE, name),
-                };
-                let spec = spec.app(CONTAINER, &resource, count);
+            Request::AddPod { kubelet: dir, name, resource, count } => {
+                let spec = PodSpec::new(NAMESPACE, name).app(CONTAINER, &resource, count);
                 Answer::Decided(add(&dir, &self.kubelets[&dir], spec, &resource).await)
             }
             Request::DeletePod { kubelet, uid } => match self.kubelets[&kubelet].delete_pod(&uid) {

@@ -186,12 +186,11 @@ impl<'m> Node<'m> {
         });
     }
 
-    /// Adds a pod, or one with the UID of an earlier one.
-    pub(crate) fn try_pod(&self, name_of_pod: &str, uid: Option<&str>, resource: &str) -> Pod {
+    /// Adds a pod.
+    pub(crate) fn try_pod(&self, name_of_pod: &str, resource: &str) -> Pod {
         let request = Request::AddPod {
             kubelet: self.kubelet(),
             name: name_of_pod.to_owned(),
-            uid: uid.map(str::to_owned),
             resource: name(resource),
             count: 1,
         };
@@ -203,7 +202,7 @@ impl<'m> Node<'m> {
 
     /// Adds a pod that gets one device.
     pub(crate) fn pod(&self, name_of_pod: &str, resource: &str) -> Pod {
-        let pod = self.try_pod(name_of_pod, None, resource);
+        let pod = self.try_pod(name_of_pod, resource);
         assert_eq!(pod.rejected, None, "{name_of_pod}");
         assert_eq!(pod.devices.len(), 1, "{pod:?}");
         self.wait_for_holders(&pod.devices[0], &[name_of_pod]);

@@ -36,7 +36,7 @@ pub(crate) fn broken(machine: &Machine) {
 
     let disk = device(machine, "broken");
     machine.run(&format!("echo test > /sys/fs/ext4/{}/trigger_fs_error", &disk["/dev/".len()..]));
-    let refused = node.try_pod("refused", None, RESOURCE).rejected.expect("it is refused");
+    let refused = node.try_pod("refused", RESOURCE).rejected.expect("it is refused");
     assert!(refused.contains("could not be recorded"), "{refused}");
     assert!(refused.contains("Input/output error"), "{refused}");
     let status = node.json("status");

@@ -8,8 +8,7 @@
 use crate::discovery;
 use crate::domain::{
     Device, DeviceEvent, DeviceId, Grant, Health, HealthPolicy, Inventory, Listed, Moment,
-    NvmlSnapshot, OperatorRequest, PendingHooks, Reason, ResourceSpec, Timestamp, Verdict,
-    Verdicts,
+    NvmlSnapshot, PendingHooks, Reason, ResourceSpec, Timestamp, Verdict, Verdicts,
 };
 use crate::hardware;
 use crate::health::PROBE_DEADLINE;
@@ -131,13 +130,6 @@ impl HealthSimulation {
             self.judge.probed(&device, began, &signals);
             self.judge_all();
         }
-    }
-
-    /// Delivers an operator's request. Returns whether the device is known.
-    pub fn apply_request(&mut self, device: &DeviceId, request: &OperatorRequest) -> bool {
-        let is_known = self.judge.apply_request(device, request, self.moment());
-        self.scan_and_probe();
-        is_known
     }
 
     /// Runs until that time, with every probe and scan that falls due.

@@ -204,8 +204,8 @@ impl ClaimPreparer {
         let allocation = digest(claim);
         let not_recorded = |why| NotPrepared::NotRecorded { claim: of.clone(), why };
         let mut is_logged = false;
+        let mut decided = self.decided(of, claim, &allocation)?;
         loop {
-            let decided = self.decided(of, claim, &allocation)?;
             let wanted = names(&decided);
             let mut step = self.step(of).await;
             if step.as_deref().copied() != changes {
@@ -230,8 +230,11 @@ impl ClaimPreparer {
             // Unprepare may come while the claim waits.
             drop(step);
             // Another claim may have taken this share of a device, and another share is free.
-            if by_number.is_none() && names(&self.decided(of, claim, &allocation)?) != wanted {
-                continue;
+            if by_number.is_none() {
+                decided = self.decided(of, claim, &allocation)?;
+                if names(&decided) != wanted {
+                    continue;
+                }
             }
             if !std::mem::replace(&mut is_logged, true) {
                 tracing::info!(claim = %of, uid = of.uid, why, "claim waits for its devices");
@@ -244,6 +247,7 @@ impl ClaimPreparer {
                 });
             }
             self.clock.sleep_until(again).await;
+            decided = self.decided(of, claim, &allocation)?;
         }
     }
 

@@ -112,7 +112,7 @@ impl Server {
                 device.taints.clear();
             }
             if self.drops_parts {
-                device.undivided();
+                device.undivide();
             }
             if self.drops_counters {
                 device.consumes_counters.clear();
