@@ -18,7 +18,11 @@ use tokio::task::JoinHandle;
 
 impl Wiring {
     /// Starts the tasks of the driver. None if it is switched off, or if the node has no name.
-    pub(super) fn dra(&self, nvml: watch::Receiver<Arc<NvmlSnapshot>>) -> Vec<JoinHandle<()>> {
+    pub(super) fn dra(
+        &self,
+        nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+        nvml_called: watch::Receiver<bool>,
+    ) -> Vec<JoinHandle<()>> {
         let config = &self.settings.config;
         if !config.dra {
             return Vec::new();
@@ -90,6 +94,7 @@ impl Wiring {
             grants: views.grants.clone(),
             judgement: views.judgement.clone(),
             nvml,
+            nvml_called,
             vendors: config.vendor_attributes,
             lost: lost.subscribe(),
             notices: noticed,

@@ -75,6 +75,8 @@ impl Wiring {
         question: Arc<watch::Sender<NvmlQuery>>,
         nvml: watch::Receiver<Arc<NvmlSnapshot>>,
     ) -> DiscoveryConfig {
+        let config = &self.settings.config;
+        let has_labels = config.features_directory.is_some();
         DiscoveryConfig {
             host_root: self.host_root.clone(),
             plan: self.publishers.plan.clone(),
@@ -83,12 +85,8 @@ impl Wiring {
             names: self.names.clone(),
             nvml,
             question,
-            labels: self
-                .settings
-                .config
-                .features_directory
-                .is_some()
-                .then(|| self.publishers.gpus.clone()),
+            described: has_labels || config.dra,
+            labels: has_labels.then(|| self.publishers.gpus.clone()),
             unread: Arc::clone(&self.publishers.unread),
             remember: self.actors.ledger.mailbox(),
             discovered: self.actors.health.mailbox(),
@@ -220,7 +218,7 @@ impl Wiring {
         spec_files: spec_files::Writer,
     ) -> Vec<JoinHandle<()>> {
         #[cfg(feature = "cluster")]
-        let dra = self.dra(nvml.snapshots());
+        let dra = self.dra(nvml.snapshots(), nvml.called());
         let mut tasks = vec![
             tokio::spawn(watcher.run()),
             tokio::spawn(status::become_ready(self.views.clone(), self.publishers.ready.clone())),

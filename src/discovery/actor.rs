@@ -46,6 +46,8 @@ pub struct DiscoveryConfig {
     pub nvml: watch::Receiver<Arc<NvmlSnapshot>>,
     /// Publishes the question for NVML.
     pub question: Arc<watch::Sender<NvmlQuery>>,
+    /// Whether NVML must describe every GPU: for the labels of the node, or for the slices.
+    pub described: bool,
     /// Publishes the GPUs of NVIDIA's driver for the labels of the node; `None` if it has none.
     pub labels: Option<watch::Sender<Option<Arc<NvidiaNode>>>>,
     /// Publishes what the last scan could not read, for `status` and the metrics.
@@ -110,8 +112,7 @@ impl DiscoveryActor {
             former: self.former.as_ref(),
         };
         let mut found = hardware::discover_with(host_root, scan, &plan.specs, &known);
-        let question =
-            hardware::nvml_query(host_root, &found.selection, self.config.labels.is_some());
+        let question = hardware::nvml_query(host_root, &found.selection, self.config.described);
         self.config.question.send_if_modified(|query| {
             *query != question && {
                 *query = question;

@@ -70,6 +70,8 @@ pub(crate) struct NvmlTask {
     call: Option<CallNvml>,
     question: watch::Receiver<NvmlQuery>,
     snapshot: watch::Sender<Arc<NvmlSnapshot>>,
+    /// Whether a call has ended or hangs, or none is possible.
+    called: watch::Sender<bool>,
     rescan: Mailbox<Rescan>,
     judgement: Arc<watch::Sender<Judgement>>,
     pace: Pace,
@@ -104,6 +106,7 @@ impl NvmlTask {
                 call,
                 question: question_view,
                 snapshot,
+                called: watch::Sender::new(false),
                 rescan,
                 judgement,
                 pace: Pace::default(),
@@ -118,6 +121,13 @@ impl NvmlTask {
     #[cfg(feature = "cluster")]
     pub(crate) fn snapshots(&self) -> watch::Receiver<Arc<NvmlSnapshot>> {
         self.snapshot.subscribe()
+    }
+
+    /// Whether a call has ended or hangs, or none is possible: the snapshot has what NVML reports
+    /// for now.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn called(&self) -> watch::Receiver<bool> {
+        self.called.subscribe()
     }
 
     /// Runs until discovery has ended.
@@ -141,6 +151,7 @@ impl NvmlTask {
                 Some(CallResult { number, question, answer }) = results.recv() => {
                     calls -= 1;
                     let is_complete = number > accepted && self.accept(answer);
+                    self.called.send_replace(true);
                     accepted = accepted.max(number);
                     if number == last {
                         waiting = None;
@@ -152,6 +163,7 @@ impl NvmlTask {
                 () = at(waiting) => {
                     waiting = None;
                     let deadline = humantime::format_duration(self.pace.deadline);
+                    self.called.send_replace(true);
                     self.off(&format!("NVML has not answered for {deadline}: the driver hangs, or its GPUs take long to wake up"));
                     due = self.after_failure(&mut pause);
                 }
@@ -166,6 +178,7 @@ impl NvmlTask {
                         waiting = Some(Instant::now() + self.pace.deadline);
                         start_call(call, last, question, results_sender.clone());
                     } else if self.call.is_none() {
+                        self.called.send_replace(true);
                         self.off("it is disabled in the configuration (`[nvidia] nvml = \"off\"`)");
                     }
                 }
@@ -250,7 +263,7 @@ impl NvmlTask {
 
     fn log_missing_links(&mut self, why: &str) {
         if self.last_logged.as_deref() != Some(why) {
-            let what = "the NVLink connections and the MIG mode of GPUs are unknown";
+            let what = "the NVLink connections, the MIG mode and the memory of GPUs are unknown";
             tracing::info!(why, "{what}; GPUs that are close on PCI Express are preferred");
             self.last_logged = Some(why.to_owned());
         }

@@ -27,6 +27,8 @@ mod dra_evidence;
 mod dra_handover;
 #[cfg(feature = "cluster")]
 mod dra_migrate;
+#[cfg(all(feature = "cluster", feature = "nvml"))]
+mod dra_nvml;
 #[cfg(feature = "cluster")]
 mod dra_operator;
 mod edges;
@@ -51,6 +53,8 @@ mod page;
 mod process_limits;
 mod questions;
 mod reach;
+#[cfg(all(feature = "cluster", feature = "nvml"))]
+mod real_gpu;
 mod reload;
 #[cfg(feature = "cluster")]
 mod reporting;

@@ -22,7 +22,8 @@ use tonic::transport::Channel;
 /// each MIG instance with a profile `name <its UUID> <profile>`, and with a number
 /// `index <UUID of its GPU>/<number> <its UUID>`; for
 /// each link `link <UUID>/<number> <1: it is active>/<the other end>`; for two GPUs that reach each
-/// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; and `lost <UUID>`.
+/// other by NVLink `p2p <UUID>/<UUID>`; `mig <UUID> <1: it is in MIG mode>`; `memory <UUID> <MiB>`
+/// of a GPU with the compute capability 9.0; and `lost <UUID>`.
 /// While `<SCRIPT>.hang` exists, every call hangs; while `<SCRIPT>.crash` exists, each start of the
 /// library and each wait crashes. A start adds the number of its process to `<SCRIPT>.starts`, and
 /// an end to `<SCRIPT>.ends`.
@@ -33,6 +34,7 @@ use tonic::transport::Channel;
 /// without Xid events, and `dumb <UUID> -` one that does not return its address.
 pub(crate) const LIBRARY: &str = r#"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 static char names[64][128];
@@ -88,6 +90,20 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
 int nvmlDeviceGetName(void *device, char *name, unsigned length) {
     char rest[128];
     snprintf(name, length, "NVIDIA H100 80GB HBM3%s%s", says("name", device, rest) ? " MIG " : "", rest);
+    return 0;
+}
+struct memory { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory) {
+    char rest[128];
+    if (!says("memory", device, rest)) return 3;
+    memory->total = strtoull(rest, 0, 10) << 20;
+    return 0;
+}
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    char rest[128];
+    if (!says("memory", device, rest)) return 3;
+    *major = 9;
+    *minor = 0;
     return 0;
 }
 static int link_of(void *device, unsigned number, char *rest) {

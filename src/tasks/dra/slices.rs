@@ -30,6 +30,10 @@ const READ_NODE_ATTEMPTS: u32 = 3;
 /// How long the API server may take to report its version. It is asked seldom, and can wait.
 const VERSION_WITHIN: Duration = Duration::from_secs(2);
 
+/// How long the first slices wait for NVML. Without a program that keeps the driver initialized, a
+/// call initializes each GPU, which takes seconds.
+const NVML_WITHIN: Duration = Duration::from_secs(10);
+
 /// The task.
 pub(crate) struct SlicesTask {
     pub(crate) node: NodeName,
@@ -40,6 +44,8 @@ pub(crate) struct SlicesTask {
     pub(crate) grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     pub(crate) judgement: watch::Receiver<Judgement>,
     pub(crate) nvml: watch::Receiver<Arc<NvmlSnapshot>>,
+    /// Whether `nvml` has what NVML reports for now.
+    pub(crate) nvml_called: watch::Receiver<bool>,
     /// Whether the attributes of vendors' drivers are published too.
     pub(crate) vendors: bool,
     /// The devices that claims have lost to containers.
@@ -66,6 +72,7 @@ impl SlicesTask {
         let began = Instant::now();
         let mut known = Known::default();
         let owner = self.owner().await;
+        self.until_described().await;
         let mut publisher = Publisher::new(self.node.clone(), owner);
         let collection =
             Collection::at(RESOURCE_SLICES).with_field("spec.nodeName", self.node.as_str());
@@ -107,6 +114,20 @@ impl SlicesTask {
                 None => return,
             };
             events.into_iter().for_each(|event| publisher.on(event, began.elapsed()));
+        }
+    }
+
+    /// Waits for what NVML reports of GPUs. Otherwise each start of the daemon would remove it from
+    /// the slices of the former one, and add it again.
+    async fn until_described(&mut self) {
+        let has_gpus = {
+            let inventory = self.inventory.borrow();
+            let mut listed = inventory.resources.values().flat_map(|it| it.devices.values());
+            listed.any(|listed| hardware::nvidia_gpu(&listed.device).is_some())
+        };
+        if has_gpus {
+            let called = self.nvml_called.wait_for(|called| *called);
+            drop(tokio::time::timeout(NVML_WITHIN, called).await);
         }
     }
 
