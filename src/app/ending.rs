@@ -78,7 +78,7 @@ impl App {
         let seals = after != After::OtherInstance;
         let App {
             store,
-            shared: Shared { sockets, .. },
+            shared: Shared { sockets, gate, .. },
             leaving,
             ending,
             arbiters,
@@ -101,8 +101,15 @@ impl App {
             checkpoint(&store).await;
         }
         leaving.send_replace(true);
-        let idle = sockets.connections.idle(is_passed);
-        if tokio::time::timeout(DRAIN_DEADLINE, idle).await.is_err() {
+        // From here to the end nothing lists the kubelet's pods: the kubelet would forget an
+        // Allocate that it has sent and that was not read yet.
+        let idle = async {
+            let unlisted = gate.read().await;
+            sockets.connections.idle(is_passed).await;
+            unlisted
+        };
+        let unlisted = tokio::time::timeout(DRAIN_DEADLINE, idle).await;
+        if unlisted.is_err() {
             tracing::warn!("a call is still in flight; aborting it");
         }
         // Immediately after the drain: no call is read in between.
@@ -135,13 +142,15 @@ impl App {
         if tokio::time::timeout(CLOSE_DEADLINE, closing).await.is_err() {
             tracing::warn!("the ledger was not closed in time; the journal has every entry");
         }
+        drop(unlisted);
         passed
     }
 
     /// Continues with the kubelet's connections of an earlier instance: serves its sockets, makes
     /// the kubelet send its unanswered calls again, and holds the connections open until the
-    /// kubelet closes them.
+    /// kubelet closes them. Until these calls have arrived, it does not list the kubelet's pods.
     pub fn receive(&mut self, passed: PassedFds) {
+        let unlisted = self.unlisted.take();
         let lists = self.views.lists.borrow().clone();
         let sockets = &self.shared.sockets;
         let is_offered = |label: &Label| match label {
@@ -183,6 +192,7 @@ impl App {
             views.registered().await;
             tokio::time::sleep(SERVE_PASSED_FOR).await;
             sockets.supersede_passed();
+            drop(unlisted);
         }));
     }
 }

@@ -36,7 +36,7 @@ use crate::store::Store;
 use actix::Arbiter;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedRwLockReadGuard, mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// A running daemon.
@@ -60,6 +60,8 @@ pub struct App {
     config_changes: mpsc::Receiver<()>,
     /// Files that are removed at the end.
     files: Vec<PathBuf>,
+    /// While it is there, the kubelet's pods are not listed.
+    unlisted: Option<OwnedRwLockReadGuard<()>>,
 }
 
 /// An event that concerns the whole daemon.

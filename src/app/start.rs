@@ -26,6 +26,15 @@ impl App {
     /// # Errors
     /// When the kubelet's directory is not usable, or the ledger cannot be opened.
     pub async fn start(settings: Settings) -> Result<App, StartError> {
+        App::start_after(settings, false).await
+    }
+
+    /// The same. If connections of an earlier instance follow (`is_next`), the kubelet's pods are
+    /// not listed before [`App::receive`]: an Allocate may wait in these connections, unread.
+    ///
+    /// # Errors
+    /// As [`App::start`].
+    pub async fn start_after(settings: Settings, is_next: bool) -> Result<App, StartError> {
         error::check_kubelet_dir(&settings.roots.kubelet)?;
         let host_root =
             HostRoot::new(&settings.roots.host).with_nvidia(&settings.config.nvidia_roots);
@@ -35,6 +44,7 @@ impl App {
         let (slots, ledger) = (Slots::new(), Ledger::from(recovered));
         let wiring =
             Wiring::new(settings, host_root, store, damage, &ledger, specs, slots.actors());
+        let unlisted = Arc::clone(&wiring.gate).try_read_owned().ok().filter(|_| is_next);
         wiring.sockets.sweep();
 
         let (escalate, mut escalated) = mpsc::channel(1);
@@ -113,6 +123,7 @@ impl App {
             reloader,
             config_changes,
             files,
+            unlisted,
         })
     }
 }

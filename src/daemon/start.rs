@@ -38,13 +38,13 @@ impl Backoff {
 /// exited.
 ///
 /// # Errors
-/// As [`App::start`].
+/// As [`App::start_after`].
 pub(super) async fn start(
     settings: &Settings,
     passed: &mut PassedFds,
     until: Instant,
 ) -> Result<App, StartError> {
-    let starting = App::start(settings.clone());
+    let starting = App::start_after(settings.clone(), passed.connections() > 0);
     tokio::pin!(starting);
     let mut app = tokio::select! {
         started = &mut starting => started?,
