@@ -118,6 +118,7 @@ impl Cluster {
         wait_for("no process of a pod runs", SOON, || {
             node::pod_processes().is_empty().then_some(())
         });
+        self.node.forget_devices();
         wait_for("the node is ready", SOON, || self.is_ready().then_some(()));
     }
 }

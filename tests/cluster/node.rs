@@ -9,6 +9,7 @@ use crate::real::{containerd, gpus, network};
 use crate::wait_for;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 use std::fs;
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
@@ -24,6 +25,7 @@ pub(crate) const PLUGIN_DEVICE: &str = "/dev/counted";
 /// A major number for local use, without a driver (`Documentation/admin-guide/devices.txt`): a
 /// container that may open such a node gets ENXIO, and another one EPERM.
 pub(crate) const MAJOR: u64 = 240;
+const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(crate) const CDI: &str = "/var/run/cdi";
 
@@ -145,6 +147,20 @@ impl Node {
         if self.policy != policy {
             self.policy = policy;
             self.kill_kubelet();
+            self.start_kubelet();
+        }
+    }
+
+    /// Makes the kubelet forget the devices of pods that are gone. Its checkpoint has them until
+    /// its next Allocate, and the next daemon would list them.
+    pub(crate) fn forget_devices(&mut self) {
+        let entries = |text: &str| {
+            let checkpoint: Value = serde_json::from_str(text).unwrap();
+            checkpoint["Data"]["PodDeviceEntries"].as_array().map_or(0, Vec::len)
+        };
+        if fs::read_to_string(CHECKPOINT).is_ok_and(|text| entries(&text) > 0) {
+            self.kill_kubelet();
+            fs::remove_file(CHECKPOINT).unwrap();
             self.start_kubelet();
         }
     }
