@@ -104,7 +104,7 @@ impl Wiring {
             views.kubelet.clone(),
         );
         Shared {
-            inventory: views.lists.clone(),
+            lists: views.lists.clone(),
             grants: views.grants.clone(),
             performer: self.executor.clone(),
             preparer: Arc::new(preparer),

@@ -28,13 +28,13 @@ impl Handler<WithReply<RecordClaim>> for LedgerActor {
         }
         let hold = grants.first().and_then(|grant| grant.claim.clone());
         let uid = hold.as_ref().map(|hold| hold.claim.uid.as_str()).unwrap_or_default();
-        if self.is_waiting(uid) {
+        if self.is_uncommitted(uid) {
             return context.notify(request);
         }
         let Recording { entries, answer } = {
-            let waiting: Vec<&Entry> = self.committer.entries().collect();
+            let uncommitted: Vec<&Entry> = self.committer.entries().collect();
             let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
-            record_claim(&self.ledger, &self.hooks, &waiting, grants, &cgroup, host::now().wall)
+            record_claim(&self.ledger, &self.hooks, &uncommitted, grants, &cgroup, host::now().wall)
         };
         match answer {
             Err(refusal) => {
@@ -59,13 +59,21 @@ impl Handler<WithReply<ReleaseClaim>> for LedgerActor {
     fn handle(&mut self, request: WithReply<ReleaseClaim>, context: &mut Self::Context) {
         let ReleaseClaim { claim, pods } = &request.message;
         let uid = &claim.uid;
-        if self.is_waiting(uid) {
+        if self.is_uncommitted(uid) {
             return context.notify(request);
         }
         let entries = {
-            let waiting: Vec<&Entry> = self.committer.entries().collect();
+            let uncommitted: Vec<&Entry> = self.committer.entries().collect();
             let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
-            release_claim(&self.ledger, &self.hooks, &waiting, uid, pods, &cgroup, host::now().wall)
+            release_claim(
+                &self.ledger,
+                &self.hooks,
+                &uncommitted,
+                uid,
+                pods,
+                &cgroup,
+                host::now().wall,
+            )
         };
         self.schedule_commit(entries, Reply::Internal(request.reply), context);
     }
@@ -76,7 +84,7 @@ impl Handler<WithReply<RestoreClaims>> for LedgerActor {
 
     fn handle(&mut self, request: WithReply<RestoreClaims>, context: &mut Self::Context) {
         let RestoreClaims { kept, named } = &request.message;
-        if kept.claims.keys().any(|uid| self.is_waiting(uid)) {
+        if kept.claims.keys().any(|uid| self.is_uncommitted(uid)) {
             return context.notify(request);
         }
         let new_id = || AllocId::new(uuid::Uuid::now_v7().to_string());
@@ -108,17 +116,17 @@ impl Handler<WithReply<ReleaseStuck>> for LedgerActor {
             Ok(claim) => claim,
             Err(error) => return drop(request.reply.send(Err(error))),
         };
-        if self.is_waiting(&claim.uid) {
+        if self.is_uncommitted(&claim.uid) {
             return context.notify(request);
         }
         let entries = {
-            let waiting: Vec<&Entry> = self.committer.entries().collect();
+            let uncommitted: Vec<&Entry> = self.committer.entries().collect();
             let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
             let pods = Vouched { kept: kept.as_deref(), is_confirmed: *is_confirmed };
             release_stuck(
                 &self.ledger,
                 &self.hooks,
-                &waiting,
+                &uncommitted,
                 &claim,
                 pods,
                 &cgroup,
@@ -142,7 +150,7 @@ impl Handler<WithReply<ReleaseStuck>> for LedgerActor {
 
 impl LedgerActor {
     /// Whether an entry of the claim waits for the commit.
-    fn is_waiting(&self, uid: &str) -> bool {
+    fn is_uncommitted(&self, uid: &str) -> bool {
         let is_its = |grant: &Grant| grant.claim.as_ref().is_some_and(|of| of.claim.uid == uid);
         self.committer.entries().any(|entry| match entry {
             Entry::Grant(grant) => is_its(grant),

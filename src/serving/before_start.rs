@@ -44,8 +44,8 @@ const SHORTAGE_RETRY: Duration = Duration::from_millis(500);
 const HOLDERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Whether the kubelet has to call PreStartContainer for this resource.
-pub(super) fn is_needed(inventory: &Inventory, resource: &ResourceName) -> bool {
-    inventory.resources.get(resource).is_some_and(|offering| offering.spec.needs_pre_start())
+pub(super) fn is_needed(lists: &Inventory, resource: &ResourceName) -> bool {
+    lists.resources.get(resource).is_some_and(|offering| offering.spec.needs_pre_start())
 }
 
 /// Waits for the start gate, and runs the hook for each device.
@@ -58,9 +58,9 @@ pub(super) async fn before_start(
     resource: &ResourceName,
     ids: Vec<DeviceId>,
 ) -> Result<(), Status> {
-    let inventory = shared.inventory.borrow().clone();
+    let lists = shared.lists.borrow().clone();
     let nothing = || Status::not_found(Refusal::NotOffered(resource.clone()).to_string());
-    let offering = inventory.resources.get(resource).ok_or_else(nothing)?;
+    let offering = lists.resources.get(resource).ok_or_else(nothing)?;
     let until = Instant::now() + DEADLINE;
     if offering.spec.is_gated() {
         wait_for_gate(&shared.check_start, resource, &ids, until).await?;

@@ -52,7 +52,7 @@ pub(super) struct Plugin {
 impl api::Plugin for Plugin {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
         let lists = Lists {
-            inventory: self.shared.inventory.clone(),
+            lists: self.shared.lists.clone(),
             sent: None,
             guard: StreamGuard::new(self.clone())?,
         };
@@ -79,16 +79,16 @@ impl api::Plugin for Plugin {
         must_include: Vec<DeviceId>,
         size: usize,
     ) -> Result<Vec<DeviceId>, Status> {
-        let inventory = self.shared.inventory.borrow().clone();
+        let lists = self.shared.lists.borrow().clone();
         let nothing = || Status::not_found(Refusal::NotOffered(self.resource.clone()).to_string());
-        let offering = inventory.resources.get(&self.resource).ok_or_else(nothing)?;
+        let offering = lists.resources.get(&self.resource).ok_or_else(nothing)?;
         let neighbours = self.shared.affinity.neighbours(&self.resource);
         placement::choose_near(offering, &neighbours, &available, &must_include, size)
             .map_err(|error| Status::invalid_argument(error.to_string()))
     }
 
     fn needs_pre_start(&self) -> bool {
-        before_start::is_needed(&self.shared.inventory.borrow(), &self.resource)
+        before_start::is_needed(&self.shared.lists.borrow(), &self.resource)
     }
 
     async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
@@ -179,8 +179,8 @@ impl Plugin {
 
     /// The devices of these ids.
     fn devices(&self, ids: &[DeviceId]) -> Vec<Arc<Device>> {
-        let inventory = self.shared.inventory.borrow();
-        let offering = inventory.resources.get(&self.resource);
+        let lists = self.shared.lists.borrow();
+        let offering = lists.resources.get(&self.resource);
         ids.iter().filter_map(|id| Some(Arc::clone(&offering?.devices.get(id)?.device))).collect()
     }
 }
@@ -274,7 +274,7 @@ fn last(sent: &Offering) -> Option<Offering> {
 
 /// One ListAndWatch stream: the whole list at once, then again after every change of this resource.
 struct Lists {
-    inventory: watch::Receiver<Arc<Inventory>>,
+    lists: watch::Receiver<Arc<Inventory>>,
     sent: Option<(Instant, Arc<Offering>)>,
     guard: StreamGuard,
 }
@@ -282,9 +282,9 @@ struct Lists {
 impl Lists {
     async fn next(mut self) -> Option<(Arc<Offering>, Self)> {
         loop {
-            let inventory = Arc::clone(&self.inventory.borrow_and_update());
-            let current = inventory.resources.get(&self.guard.0.resource);
-            // A resource that is not in the inventory has no further list, and registration ends
+            let lists = Arc::clone(&self.lists.borrow_and_update());
+            let current = lists.resources.get(&self.guard.0.resource);
+            // A resource that is not in the lists has no further list, and registration ends
             // it. Its last one is sent at once. An empty list is sent only when the resource has no
             // devices.
             if let (None, Some((_, sent))) = (current, &self.sent) {
@@ -313,7 +313,7 @@ impl Lists {
                 self.sent = Some((Instant::now(), Arc::clone(&offering)));
                 return Some((offering, self));
             }
-            if self.inventory.changed().await.is_err() {
+            if self.lists.changed().await.is_err() {
                 // The daemon is ending, and its connections end with it.
                 std::future::pending::<()>().await;
             }

@@ -16,7 +16,7 @@ use tokio::sync::{RwLock, watch};
 #[derive(Debug, Clone)]
 pub struct Shared {
     /// The lists for the device-plugin API.
-    pub inventory: watch::Receiver<Arc<Inventory>>,
+    pub lists: watch::Receiver<Arc<Inventory>>,
     /// The live grants.
     pub grants: watch::Receiver<Arc<Vec<Arc<Grant>>>>,
     /// Runs the hooks before a start.

@@ -73,19 +73,19 @@ pub fn is_one_claim(grants: &[Arc<Grant>]) -> bool {
         .is_some_and(|first| !first.1.is_empty() && all.all(|other| other.as_ref() == Some(&first)))
 }
 
-/// Decides a Prepare. `wanted` are the grants of one claim ([`is_one_claim`]), `written` the
-/// entries that wait for the commit; none of them is of this claim. `cgroup` reads the state of a
-/// pod's cgroup.
+/// Decides a Prepare. `wanted` are the grants of one claim ([`is_one_claim`]), `uncommitted`
+/// the entries that wait for the commit; none of them is of this claim. `cgroup` reads the state of
+/// a pod's cgroup.
 pub fn record_claim(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
-    written: &[&Entry],
+    uncommitted: &[&Entry],
     wanted: &[Arc<Grant>],
     cgroup: &impl Fn(&str) -> CgroupState,
     now: Timestamp,
 ) -> Recording {
     let mut entries = Vec::new();
-    match new_entries(ledger, hooks, written, wanted, cgroup, now, &mut entries) {
+    match new_entries(ledger, hooks, uncommitted, wanted, cgroup, now, &mut entries) {
         Ok((new, grants)) => {
             entries.extend(new);
             Recording { entries, answer: Ok(grants) }
@@ -101,7 +101,7 @@ type Recorded = (Vec<Entry>, Vec<Arc<Grant>>);
 fn new_entries(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
-    written: &[&Entry],
+    uncommitted: &[&Entry],
     wanted: &[Arc<Grant>],
     cgroup: &impl Fn(&str) -> CgroupState,
     now: Timestamp,
@@ -121,15 +121,15 @@ fn new_entries(
             container: None,
         });
     }
-    *released = ends(ledger, hooks, written, &former, REALLOCATED, now);
-    let pending: Vec<&Entry> = written.iter().copied().chain(released.iter()).collect();
+    *released = ends(ledger, hooks, uncommitted, &former, REALLOCATED, now);
+    let uncommitted: Vec<&Entry> = uncommitted.iter().copied().chain(released.iter()).collect();
     let missing: Vec<Arc<Grant>> =
         wanted.iter().filter_map(|grant| without(grant, &same)).collect();
     let restored = same.iter().filter_map(|grant| completed(grant, &whole));
     let mut restored: BTreeMap<AllocId, Grant> =
         restored.map(|grant| (grant.alloc_id.clone(), grant)).collect();
     for grant in missing.iter().map(|grant| &**grant).chain(restored.values()) {
-        if let Some(refusal) = refusal(ledger, hooks, &pending, grant) {
+        if let Some(refusal) = refusal(ledger, hooks, &uncommitted, grant) {
             return Err(refusal);
         }
     }
@@ -194,14 +194,14 @@ fn whole(wanted: &[Arc<Grant>]) -> Option<ClaimHold> {
 fn refusal(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
-    pending: &[&Entry],
+    uncommitted: &[&Entry],
     wanted: &Grant,
 ) -> Option<Refusal> {
-    let grants = pending
+    let grants = uncommitted
         .iter()
         .filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
     held_by_another(ledger, grants, wanted).or_else(|| {
-        let (device, hook) = ledger.pending_hook(hooks, pending.iter().copied(), wanted)?;
+        let (device, hook) = ledger.pending_hook(hooks, uncommitted.iter().copied(), wanted)?;
         Some(Refusal::NotReady {
             resource: wanted.resource.clone(),
             id: device.clone(),
@@ -264,7 +264,7 @@ fn joined(
 pub fn release_claim(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
-    written: &[&Entry],
+    uncommitted: &[&Entry],
     uid: &str,
     listed: &BTreeSet<String>,
     cgroup: &impl Fn(&str) -> CgroupState,
@@ -278,7 +278,7 @@ pub fn release_claim(
         .iter()
         .all(|grant| has_ended(grant, cgroup) && !lacking(grant, listed).iter().any(runs));
     if is_over || !Safeguard::ClaimInUse.is_on() {
-        return ends(ledger, hooks, written, &grants, UNPREPARED, now);
+        return ends(ledger, hooks, uncommitted, &grants, UNPREPARED, now);
     }
     let noted = |grant: &&Arc<Grant>| {
         let GrantState::Prepared { pods, prepared_at, unprepared_at } = &grant.state else {
@@ -298,7 +298,7 @@ pub fn release_claim(
 pub(super) fn ends(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
-    written: &[&Entry],
+    uncommitted: &[&Entry],
     grants: &[&Arc<Grant>],
     proof: &str,
     now: Timestamp,
@@ -308,7 +308,7 @@ pub(super) fn ends(
         state: released(grant, proof, now),
     };
     let moves: Vec<Entry> = grants.iter().map(released).collect();
-    let mut entries = owing(ledger, hooks, &moves, written.iter().copied());
+    let mut entries = owing(ledger, hooks, &moves, uncommitted.iter().copied());
     entries.extend(moves);
     entries
 }

@@ -59,10 +59,10 @@ impl Ledger {
     pub fn waits<'a>(
         &'a self,
         hooks: &ReleaseHooks,
-        written: impl Iterator<Item = &'a Entry>,
+        uncommitted: impl Iterator<Item = &'a Entry>,
         wanted: &'a Grant,
     ) -> Option<Refusal> {
-        let (id, hook) = self.pending_hook(hooks, written, wanted)?;
+        let (id, hook) = self.pending_hook(hooks, uncommitted, wanted)?;
         Some(Refusal::Unhealthy {
             resource: wanted.resource.clone(),
             id: id.clone(),
@@ -74,7 +74,7 @@ impl Ledger {
     pub(super) fn pending_hook<'a>(
         &'a self,
         hooks: &ReleaseHooks,
-        written: impl Iterator<Item = &'a Entry>,
+        uncommitted: impl Iterator<Item = &'a Entry>,
         wanted: &'a Grant,
     ) -> Option<(&'a DeviceId, &'a PendingHook)> {
         if hooks.is_empty() {
@@ -90,7 +90,7 @@ impl Ledger {
             Entry::Hook(hook) if hook.state != HookState::Done && is_free(hook) => Some(&**hook),
             _ => None,
         };
-        let about: Vec<&PendingHook> = written.filter_map(about).collect();
+        let about: Vec<&PendingHook> = uncommitted.filter_map(about).collect();
         // The same rule as `due`, for the wanted devices alone: an Allocate waits for this.
         let is_due = |hook: &PendingHook| {
             let sharing = hooks.get(&hook.resource);
@@ -142,13 +142,13 @@ fn goes_on(grant: &Grant, sharing: Sharing, hook: &PendingHook) -> bool {
     holds(grant, sharing, hook) && (!is_gated || is_same())
 }
 
-/// The hooks that these moves make pending, to be written before them. `written` are entries that
-/// wait for the commit: a grant among them already holds its devices.
+/// The hooks that these moves make pending, to be written before them. `uncommitted` are entries
+/// that wait for the commit: a grant among them already holds its devices.
 pub fn owing<'a>(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
     moves: &[Entry],
-    written: impl Iterator<Item = &'a Entry>,
+    uncommitted: impl Iterator<Item = &'a Entry>,
 ) -> Vec<Entry> {
     let released: Vec<(&AllocId, &GrantState)> = moves
         .iter()
@@ -165,7 +165,7 @@ pub fn owing<'a>(
     let gone: BTreeSet<&AllocId> = released.iter().map(|(alloc_id, _)| *alloc_id).collect();
     let staying =
         ledger.grants().map(AsRef::as_ref).filter(|grant| !gone.contains(&grant.alloc_id));
-    let coming = written
+    let coming = uncommitted
         .filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None });
     let holders: Vec<&Grant> = staying.chain(coming).collect();
     // If several holders end at once, the last one is named.
@@ -367,12 +367,12 @@ mod tests {
                 }
             })
         };
-        let written = owing(&ledger, &hooks, &[released(1)], [].iter());
+        let uncommitted = owing(&ledger, &hooks, &[released(1)], [].iter());
         assert_eq!(
-            reason(ledger.waits(&hooks, written.iter(), &grant(2, "a"))),
+            reason(ledger.waits(&hooks, uncommitted.iter(), &grant(2, "a"))),
             Some(Reason::HookPending)
         );
-        assert_eq!(reason(ledger.waits(&hooks, written.iter(), &grant(2, "b"))), None);
+        assert_eq!(reason(ledger.waits(&hooks, uncommitted.iter(), &grant(2, "b"))), None);
         // A grant that waits for the commit already holds the device.
         assert_eq!(owing(&ledger, &hooks, &[released(1)], [made(2, "a")].iter()), []);
         release(&mut ledger, &hooks, &[released(1)]);
@@ -463,9 +463,9 @@ mod tests {
         };
         for next in [Some("u2"), None] {
             let mut ledger = ledger(&[of(Some("u1"), 1), of(next, 2)]);
-            let written = owing(&ledger, &hooks, &[released(1)], [].iter());
+            let uncommitted = owing(&ledger, &hooks, &[released(1)], [].iter());
             assert_eq!(
-                (written.len(), ledger.waits(&hooks, written.iter(), &grant(3, "a"))),
+                (uncommitted.len(), ledger.waits(&hooks, uncommitted.iter(), &grant(3, "a"))),
                 (1, None),
                 "nor while it is written"
             );

@@ -55,7 +55,7 @@ pub struct Vouched<'a> {
 pub fn release_stuck(
     ledger: &Ledger,
     hooks: &ReleaseHooks,
-    written: &[&Entry],
+    uncommitted: &[&Entry],
     claim: &ClaimRef,
     Vouched { kept, is_confirmed }: Vouched<'_>,
     cgroup: &impl Fn(&str) -> CgroupState,
@@ -79,5 +79,5 @@ pub fn release_stuck(
             CgroupState::Unknown => return Err(NotReleased::Unreadable { claim, pod }),
         }
     }
-    Ok(ends(ledger, hooks, written, &grants, OPERATOR, now))
+    Ok(ends(ledger, hooks, uncommitted, &grants, OPERATOR, now))
 }

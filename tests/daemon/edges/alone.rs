@@ -43,7 +43,7 @@ impl Alone {
             watch::channel(None).1,
         );
         let mut shared = Shared {
-            inventory: app.views.inventory.clone(),
+            lists: app.views.inventory.clone(),
             grants: app.views.grants.clone(),
             performer: HookExecutor::new(host_root),
             preparer: Arc::new(preparer),
