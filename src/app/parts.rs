@@ -227,7 +227,7 @@ impl Wiring {
             tokio::spawn(self.checks().run()),
             tokio::spawn(spec_files.run()),
         ];
-        tasks.extend(xid_events::begin(
+        tasks.extend(xid_events::spawn(
             self.host_root.clone(),
             self.settings.config.nvml.clone(),
             self.actors.health.mailbox(),

@@ -86,8 +86,9 @@ struct EventTask {
     was_logged: bool,
 }
 
-/// Starts the tasks that take Xid errors from the kernel log, or from NVML.
-pub(crate) fn begin(
+/// Spawns both sources of Xid errors: the reader of the kernel log, and the task that watches
+/// NVML's events while the log cannot be read.
+pub(crate) fn spawn(
     root: HostRoot,
     library: NvmlLibrary,
     device_events: Mailbox<DeviceEventSeen>,
