@@ -17,7 +17,7 @@ use crate::slices::api::{Attribute, Device, ResourceSlice};
 use crate::slices::attributes::Facts;
 use crate::slices::holders::Holders;
 use crate::slices::names::NodeName;
-use crate::slices::wanted::{Inputs, Layout, Offer, offer};
+use crate::slices::wanted::{Inputs, Layout, WantedDevices, wanted_devices};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,11 +57,11 @@ pub fn run(global: &Global, node: Option<&str>) -> Result<(), Failed> {
     let facts =
         Facts { nvidia_driver: driver.as_deref(), nvml: Some(&found.nvml), vendors, taken: 0 };
     let resources = offerings(&document, discovery);
-    let offer = offer_of(&node, &resources, grants, &recovered.verdicts, facts);
-    for dropped in &offer.dropped {
+    let wanted = wanted_of(&node, &resources, grants, &recovered.verdicts, facts);
+    for dropped in &wanted.dropped {
         crate::console::eprintln(format_args!("holdfast: {dropped}"));
     }
-    let list = List::of(Layout::new(node).followed_by(&offer).objects());
+    let list = List::of(Layout::new(node).followed_by(&wanted).objects());
     show(global.output, &list, |list| {
         let table = table(list);
         if table.is_empty() {
@@ -74,15 +74,15 @@ pub fn run(global: &Global, node: Option<&str>) -> Result<(), Failed> {
 
 /// What a node with these grants publishes.
 #[must_use]
-pub fn offer_of(
+pub fn wanted_of(
     node: &NodeName,
     resources: &BTreeMap<ResourceName, Arc<Offering>>,
     grants: &[Arc<Grant>],
     verdicts: &Verdicts,
     facts: Facts<'_>,
-) -> Offer {
+) -> WantedDevices {
     let Holders { claimed, shares, held } = &Holders::of(grants);
-    offer(&Inputs { node, resources, claimed, held, shares, verdicts, facts })
+    wanted_devices(&Inputs { node, resources, claimed, held, shares, verdicts, facts })
 }
 
 /// The ids of each resource, with the health that the document shows. A health that is not known is
@@ -211,8 +211,8 @@ mod tests {
             version: String::new(),
             state: GrantState::Granted,
         });
-        let offer = offer_of(&node, &resources, &[grant], &Verdicts::new(), Facts::default());
-        let list = List::of(Layout::new(node).followed_by(&offer).objects());
+        let wanted = wanted_of(&node, &resources, &[grant], &Verdicts::new(), Facts::default());
+        let list = List::of(Layout::new(node).followed_by(&wanted).objects());
         let devices = &list.items[0].spec.devices;
         assert_eq!((list.items.len(), devices.len()), (1, GPUS));
         assert_eq!(devices[0].name, gpu.id.as_str().to_lowercase());

@@ -5,7 +5,7 @@
 
 use super::DRIVER;
 use super::api::{Attribute, Device, ResourceSlice};
-use super::wanted::Offer;
+use super::wanted::WantedDevices;
 use crate::domain::PciAddress;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,14 +98,14 @@ impl Others {
         self.0.remove(&slice.metadata.name);
     }
 
-    /// The drivers, with the devices of the `offer` that they publish too. Those that share
+    /// The drivers, with the `wanted` devices that they publish too. Those that share
     /// hardware come first.
     #[must_use]
-    pub fn drivers(&self, offer: &Offer) -> Vec<OtherDriver> {
+    pub fn drivers(&self, wanted: &WantedDevices) -> Vec<OtherDriver> {
         if self.0.is_empty() {
             return Vec::new();
         }
-        let own = offer.pools.values().flatten();
+        let own = wanted.pools.values().flatten();
         let own: Vec<(&String, Hardware)> =
             own.map(|(name, device)| (name, Hardware::of(device))).collect();
         let mut drivers: BTreeMap<&str, OtherDriver> = BTreeMap::new();
@@ -148,9 +148,9 @@ mod tests {
         slice
     }
 
-    fn offer(devices: &[Device]) -> Offer {
+    fn wanted(devices: &[Device]) -> WantedDevices {
         let devices = devices.iter().map(|it| (it.name.clone(), it.clone())).collect();
-        Offer {
+        WantedDevices {
             node: NodeName::new("n1").unwrap(),
             pools: [("n1/gpu".to_owned(), devices)].into(),
             claimed: BTreeSet::new(),
@@ -162,7 +162,7 @@ mod tests {
     fn same(ours: &[Device], theirs: Device) -> Vec<String> {
         let mut others = Others::default();
         others.change(&slice("s", "gpu.nvidia.com", &[theirs]));
-        let [driver] = &others.drivers(&offer(ours))[..] else { panic!("one driver") };
+        let [driver] = &others.drivers(&wanted(ours))[..] else { panic!("one driver") };
         assert_eq!(driver.devices, 1);
         driver.same.iter().cloned().collect()
     }
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn slices_come_change_and_go_and_the_drivers_are_bounded() {
-        let ours = offer(&[device("a", &[(BUS, "0000:18:00.0")])]);
+        let ours = wanted(&[device("a", &[(BUS, "0000:18:00.0")])]);
         let theirs = device("d", &[(BUS, "0000:18:00.0")]);
         let mut others = Others::default();
         let own = slice("own", DRIVER, std::slice::from_ref(&theirs));

@@ -12,10 +12,10 @@ mod event;
 mod failures;
 mod mirror;
 mod pace;
-mod plan;
 mod refusals;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use event::{Action, Cause, Event, Failure, Report};
 
@@ -23,16 +23,16 @@ use super::api::{self, OwnerReference, ResourceSlice};
 use super::attributes::SHARES;
 use super::names::NodeName;
 use super::published::Published;
-use super::wanted::{Layout, Offer, counters};
+use super::wanted::{Layout, WantedDevices, counters};
 use crate::domain::Pace;
 use failures::dropped;
 pub use failures::{COUNTERS, PARTS, TAINTS};
 use mirror::{Foreign, Mirror};
 use pace::Truce;
-use plan::{Answer, Contents, Plan, Write};
 use refusals::Refusals;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use write::{Answer, Contents, Observed, Write};
 
 /// Until bad news is written: several changes in quick succession are one write.
 const BAD_NEWS_AFTER: Duration = Duration::from_millis(100);
@@ -53,7 +53,7 @@ pub struct Publisher {
     node: NodeName,
     owner: Option<OwnerReference>,
     /// `None` until the devices are known.
-    offer: Option<Offer>,
+    wanted: Option<WantedDevices>,
     /// `None` until the first list: the slices of an earlier instance decide it.
     layout: Option<Layout>,
     mirror: Mirror,
@@ -95,7 +95,7 @@ impl Publisher {
             pace: pace::of(node.as_str()),
             node,
             owner,
-            offer: None,
+            wanted: None,
             layout: None,
             answers: BTreeMap::new(),
             generations: BTreeMap::new(),
@@ -117,7 +117,7 @@ impl Publisher {
     /// Takes an event.
     pub fn on(&mut self, event: Event, now: Duration) {
         match event {
-            Event::Offered(offer) => self.offered(offer, now),
+            Event::DevicesChanged(wanted) => self.devices_changed(wanted, now),
             Event::Listed(slices) => self.listed(slices, now),
             Event::Changed(slice) => {
                 if self.is_own_write(&slice) {
@@ -216,32 +216,32 @@ impl Publisher {
             && self.next_write(now).is_none()
     }
 
-    fn offered(&mut self, offer: Offer, now: Duration) {
+    fn devices_changed(&mut self, wanted: WantedDevices, now: Duration) {
         if let Some(layout) = &mut self.layout {
-            layout.claim(&offer.claimed);
+            layout.claim(&wanted.claimed);
         }
         // First of all, since a new device could take the place of a published one.
-        self.adopt(Some(&offer));
+        self.adopt(Some(&wanted));
         if let Some(layout) = &self.layout {
-            let next = layout.followed_by(&offer);
+            let next = layout.followed_by(&wanted);
             if next != *layout {
                 let is_good = next.is_good_news_after(layout);
                 self.write_after(if is_good { GOOD_NEWS_AFTER } else { BAD_NEWS_AFTER }, now);
             }
             self.refusals.keep(|pool, device| {
-                offer.pools.get(pool).is_some_and(|pool| pool.contains_key(device))
+                wanted.pools.get(pool).is_some_and(|pool| pool.contains_key(device))
             });
             self.layout = Some(next);
         }
-        self.offer = Some(offer);
+        self.wanted = Some(wanted);
         self.place_first();
     }
 
     /// Places the devices for the first time: where an earlier instance had them.
     fn place_first(&mut self) {
-        if let (None, Some(offer), true) = (&self.layout, &self.offer, self.is_listed) {
+        if let (None, Some(wanted), true) = (&self.layout, &self.wanted, self.is_listed) {
             let former = Layout::of_slices(self.node.clone(), self.mirror.slices());
-            self.layout = Some(former.followed_by(offer));
+            self.layout = Some(former.followed_by(wanted));
         }
     }
 
@@ -315,14 +315,14 @@ impl Publisher {
         // A search may try what the API server has already: then no write is needed to learn it.
         loop {
             let pools = self.pools();
-            let plan = Plan {
+            let observed = Observed {
                 node: &self.node,
                 mirror: &self.mirror,
                 answers: &self.answers,
                 generations: &self.generations,
                 taken: &self.taken,
             };
-            let write = plan.next(&pools);
+            let write = observed.next_write(&pools);
             let searched = self.refusals.searched().cloned();
             let Some(place) = searched.filter(|_| write.is_none()) else {
                 return write.map(|write| self.owned(write));
@@ -372,15 +372,15 @@ impl Publisher {
 
     /// Gives devices the place that they have at the API server: it may still have some that were
     /// no longer wanted, and a claim may have got one of them.
-    fn adopt(&mut self, offer: Option<&Offer>) {
+    fn adopt(&mut self, wanted: Option<&WantedDevices>) {
         let layout = self.layout.as_mut();
-        let Some(layout) = layout.filter(|it| offer.is_some() || it.has_claims()) else { return };
+        let Some(layout) = layout.filter(|it| wanted.is_some() || it.has_claims()) else { return };
         for slice in self.mirror.slices() {
             let pool = &slice.spec.pool.name;
             let index = self.node.slice_index(pool, &slice.metadata.name);
             if let Some(index) = index.filter(|index| *index < counters::FIRST) {
-                let offered = offer.and_then(|offer| offer.pools.get(pool));
-                layout.adopt(pool, index, &slice.spec.devices, offered);
+                let wanted = wanted.and_then(|wanted| wanted.pools.get(pool));
+                layout.adopt(pool, index, &slice.spec.devices, wanted);
             }
         }
     }

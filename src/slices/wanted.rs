@@ -39,7 +39,7 @@ pub struct Inputs<'a> {
 
 /// The devices to publish, without their places in slices.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Offer {
+pub struct WantedDevices {
     /// The node.
     pub node: NodeName,
     /// The devices of each pool, by name.
@@ -52,8 +52,8 @@ pub struct Offer {
 
 /// The devices to publish.
 #[must_use]
-pub fn offer(inputs: &Inputs<'_>) -> Offer {
-    let mut offer = Offer {
+pub fn wanted_devices(inputs: &Inputs<'_>) -> WantedDevices {
+    let mut wanted = WantedDevices {
         node: inputs.node.clone(),
         pools: BTreeMap::new(),
         claimed: inputs.claimed.clone(),
@@ -72,10 +72,10 @@ pub fn offer(inputs: &Inputs<'_>) -> Offer {
         if is_in_another_pool {
             device.taints.push(taints::held_by_claim());
         }
-        offer.dropped.extend(dropped);
-        offer.pools.entry(pool).or_default().insert(device.name.clone(), device);
+        wanted.dropped.extend(dropped);
+        wanted.pools.entry(pool).or_default().insert(device.name.clone(), device);
     }
-    offer
+    wanted
 }
 
 /// The slices of one pool by number, each with its devices.
@@ -125,18 +125,18 @@ impl Layout {
     /// published keeps one slice, also without devices: without any slice the scheduler could not
     /// distinguish it from a pool that it does not know yet.
     #[must_use]
-    pub fn followed_by(&self, offer: &Offer) -> Layout {
+    pub fn followed_by(&self, wanted: &WantedDevices) -> Layout {
         let none = BTreeMap::new();
-        let names: BTreeSet<&String> = self.pools.keys().chain(offer.pools.keys()).collect();
+        let names: BTreeSet<&String> = self.pools.keys().chain(wanted.pools.keys()).collect();
         let pools = names.into_iter().map(|pool| {
-            let offered = offer.pools.get(pool).unwrap_or(&none);
+            let devices = wanted.pools.get(pool).unwrap_or(&none);
             let former = self.pools.get(pool);
-            (pool.clone(), arrange(pool, former, offered, &offer.claimed))
+            (pool.clone(), arrange(pool, former, devices, &wanted.claimed))
         });
         Layout {
-            node: offer.node.clone(),
+            node: wanted.node.clone(),
             pools: pools.filter(|(_, slices)| !slices.is_empty()).collect(),
-            claimed: offer.claimed.clone(),
+            claimed: wanted.claimed.clone(),
         }
     }
 
@@ -172,17 +172,17 @@ impl Layout {
     }
 
     /// Adds the devices of a published slice that have no place, if claims hold them, or if they
-    /// are among the `offered` ones.
+    /// are among the `wanted` ones.
     pub fn adopt(
         &mut self,
         pool: &str,
         index: u32,
         published: &[api::Device],
-        offered: Option<&BTreeMap<String, api::Device>>,
+        wanted: Option<&BTreeMap<String, api::Device>>,
     ) {
         for device in published {
-            let is_offered = offered.is_some_and(|offered| offered.contains_key(&device.name));
-            if !is_offered && !self.is_claimed(pool, &device.name) {
+            let is_wanted = wanted.is_some_and(|wanted| wanted.contains_key(&device.name));
+            if !is_wanted && !self.is_claimed(pool, &device.name) {
                 continue;
             }
             let slices = self.pools.entry(pool.to_owned()).or_default();
@@ -265,7 +265,7 @@ impl Layout {
 fn arrange(
     pool: &str,
     former: Option<&Slices>,
-    offered: &BTreeMap<String, api::Device>,
+    wanted: &BTreeMap<String, api::Device>,
     claimed: &BTreeSet<DraName>,
 ) -> Slices {
     let mut slices = Slices::new();
@@ -278,7 +278,7 @@ fn arrange(
                     let name = DraName { pool: pool.to_owned(), device: device.name.clone() };
                     claimed.contains(&name)
                 };
-                let now = offered.get(&device.name).cloned();
+                let now = wanted.get(&device.name).cloned();
                 now.or_else(|| is_claimed().then(|| absent(device)))
             })
             .collect();
@@ -288,7 +288,7 @@ fn arrange(
         }
     }
     let mut new: Vec<&api::Device> =
-        offered.values().filter(|device| !placed.contains(device.name.as_str())).collect();
+        wanted.values().filter(|device| !placed.contains(device.name.as_str())).collect();
     new.sort_by_key(|device| order(device));
     new.into_iter().for_each(|device| place(&mut slices, device.clone()));
     slices.values_mut().for_each(|devices| devices.sort_by_key(order));
@@ -387,8 +387,8 @@ mod tests {
             World { resources, ..World::default() }
         }
 
-        fn offer(&self) -> Offer {
-            offer(&Inputs {
+        fn wanted(&self) -> WantedDevices {
+            wanted_devices(&Inputs {
                 node: &node(),
                 resources: &self.resources,
                 claimed: &self.claimed,
@@ -400,8 +400,8 @@ mod tests {
         }
 
         fn taints(&self) -> Vec<String> {
-            let offer = self.offer();
-            let devices = offer.pools.values().flat_map(BTreeMap::values);
+            let wanted = self.wanted();
+            let devices = wanted.pools.values().flat_map(BTreeMap::values);
             let taints = devices.flat_map(|device| &device.taints);
             taints.map(|it| format!("{}={}:{}", it.key, it.value, it.effect)).collect()
         }
@@ -434,8 +434,8 @@ mod tests {
 
     /// Each device with its taints, the claims that may have it, and whether several may.
     fn shown(world: &World) -> Vec<(String, Vec<String>, Option<String>)> {
-        let offer = world.offer();
-        let devices = offer.pools.values().flat_map(BTreeMap::values);
+        let wanted = world.wanted();
+        let devices = wanted.pools.values().flat_map(BTreeMap::values);
         let shown = devices.map(|it| {
             assert!(violations(it).is_empty(), "{it:?}");
             let taints = it.taints.iter().map(|it| format!("{}={}", &it.key[13..], it.value));
@@ -512,7 +512,7 @@ mod tests {
         change(&mut world, &|of| of.devices.retain(|id, _| *id == whole.share(1)));
         assert_eq!(shown(&world), ending);
         // An API server without taints: the part of the claim leaves nothing.
-        let layout = Layout::new(node()).followed_by(&world.offer());
+        let layout = Layout::new(node()).followed_by(&world.wanted());
         let (_, slices) = layout.pools(false).next().unwrap();
         let [device] = &slices[&0][..] else { panic!("{slices:?}") };
         assert_eq!((device.taints.len(), device.capacity[SHARES].value.as_str()), (0, "1"));
@@ -522,15 +522,15 @@ mod tests {
     fn a_device_stays_in_its_slice_and_a_gap_is_filled_first() {
         let all: Vec<usize> = (0..130).collect();
         let first =
-            Layout::new(node()).followed_by(&World::with(&[offering("a.b/c", &all, &[])]).offer());
+            Layout::new(node()).followed_by(&World::with(&[offering("a.b/c", &all, &[])]).wanted());
         let counts: Vec<usize> = places(&first).values().map(Vec::len).collect();
         assert_eq!(counts, [64, 64, 2]);
         let fewer: Vec<usize> =
             all.iter().copied().filter(|it| ![3, 70, 128].contains(it)).collect();
         let without = World::with(&[offering("a.b/c", &fewer, &[])]);
-        let second = first.followed_by(&without.offer());
+        let second = first.followed_by(&without.wanted());
         let more: Vec<usize> = fewer.iter().copied().chain([200, 201, 202]).collect();
-        let third = second.followed_by(&World::with(&[offering("a.b/c", &more, &[])]).offer());
+        let third = second.followed_by(&World::with(&[offering("a.b/c", &more, &[])]).wanted());
         let places = places(&third);
         let added = |index: u32| places[&index].iter().filter(|it| **it >= 200).count();
         assert_eq!((added(0), added(1), added(2)), (1, 1, 1));
@@ -545,10 +545,10 @@ mod tests {
 
     #[test]
     fn an_empty_pool_has_one_slice_only_if_it_was_published() {
-        let nothing = World::with(&[offering("a.b/c", &[], &[])]).offer();
+        let nothing = World::with(&[offering("a.b/c", &[], &[])]).wanted();
         assert_eq!(Layout::new(node()).followed_by(&nothing).objects(), []);
         let one =
-            Layout::new(node()).followed_by(&World::with(&[offering("a.b/c", &[1], &[])]).offer());
+            Layout::new(node()).followed_by(&World::with(&[offering("a.b/c", &[1], &[])]).wanted());
         let emptied = one.followed_by(&nothing).objects();
         let slices: Vec<_> =
             emptied.iter().map(|it| (it.metadata.name.as_str(), it.spec.devices.len())).collect();
@@ -558,16 +558,16 @@ mod tests {
     #[test]
     fn a_claimed_device_stays_although_it_is_absent() {
         let mut world = World::with(&[offering("a.b/c", &[1, 2], &[])]);
-        let before = Layout::new(node()).followed_by(&world.offer());
+        let before = Layout::new(node()).followed_by(&world.wanted());
         world.claimed.insert(claim(1));
         world.resources.clear();
-        let after = before.followed_by(&world.offer());
+        let after = before.followed_by(&world.wanted());
         assert_eq!(places(&after), [(0, vec![1])].into());
         let [slice] = &after.objects()[..] else { panic!("one slice") };
         assert_eq!(slice.spec.devices[0].taints[0].key, "holdfast.dev/device-gone");
         assert!(!after.is_good_news_after(&before) && before.is_good_news_after(&before));
         world.claimed.clear();
-        assert_eq!(places(&after.followed_by(&world.offer())), [(0, vec![])].into());
+        assert_eq!(places(&after.followed_by(&world.wanted())), [(0, vec![])].into());
     }
 
     #[test]
@@ -618,9 +618,9 @@ mod tests {
             let mut world = World::with(&[with_api(api, &offering("a.b/c", &[1, 2, 3], &[]))]);
             world.held.insert(("a.b/c".parse().unwrap(), DeviceId::new(address(2))));
             world.claimed.insert(claim(3));
-            let offer = world.offer();
+            let wanted = world.wanted();
             let of = |number: usize| {
-                let device = offer.pools.get(POOL)?.get(&claim(number).device)?;
+                let device = wanted.pools.get(POOL)?.get(&claim(number).device)?;
                 assert!(device.taints.iter().all(|it| it.effect == NO_SCHEDULE));
                 let taints = device.taints.iter().map(|it| format!("{}={}", it.key, it.value));
                 let taints: Vec<String> = taints.collect();
@@ -638,19 +638,19 @@ mod tests {
         let mut world =
             World::with(&[with_api(Api::Both, &offering("a.b/c", &[1, 2], &[(2, Reason::Xid)]))]);
         world.held.insert(("a.b/c".parse().unwrap(), DeviceId::new(address(1))));
-        let mut offer = world.offer();
+        let mut wanted = world.wanted();
         // The second one is held as another object of the container; the third one is unknown.
-        offer.evict(&[claim(1), claim(2), claim(3)].into());
+        wanted.evict(&[claim(1), claim(2), claim(3)].into());
         let taints = |number: usize| {
-            let device = &offer.pools[POOL][&claim(number).device];
+            let device = &wanted.pools[POOL][&claim(number).device];
             let taints = device.taints.iter();
             taints.map(|it| format!("{}={}:{}", it.key, it.value, it.effect)).collect::<Vec<_>>()
         };
         let evicts = "holdfast.dev/held=device-plugin:NoExecute";
         assert_eq!(taints(1), [evicts]);
         assert_eq!(taints(2), ["holdfast.dev/xid=:NoSchedule", evicts]);
-        let layout = Layout::new(node()).followed_by(&offer);
-        let before = Layout::new(node()).followed_by(&world.offer());
+        let layout = Layout::new(node()).followed_by(&wanted);
+        let before = Layout::new(node()).followed_by(&world.wanted());
         assert!(!layout.is_good_news_after(&before), "an eviction is urgent");
     }
 
@@ -667,7 +667,7 @@ mod tests {
         let xid = [(1, Reason::Xid), (2, Reason::Xid)];
         let mut world = World::with(&[offering("a.b/c", &[1, 2, 3], &xid)]);
         world.claimed.insert(claim(2));
-        let layout = Layout::new(node()).followed_by(&world.offer());
+        let layout = Layout::new(node()).followed_by(&world.wanted());
         let (_, slices) = layout.pools(false).next().unwrap();
         let names: Vec<&str> = slices[&0].iter().map(|it| it.name.as_str()).collect();
         assert_eq!(names, [claim(2).device, claim(3).device]);
@@ -678,8 +678,8 @@ mod tests {
     fn a_device_that_two_resources_have_is_published_once() {
         let deselected = offering("a.b/old", &[1], &[(1, Reason::Deselected)]);
         let both = World::with(&[deselected, offering("a.b/new", &[1], &[])]);
-        let offer = both.offer();
-        let devices: Vec<_> = offer.pools[POOL].values().collect();
+        let wanted = both.wanted();
+        let devices: Vec<_> = wanted.pools[POOL].values().collect();
         assert_eq!(devices.len(), 1);
         assert_eq!(devices[0].attributes["resource"], Attribute::text("a.b/new"));
     }
@@ -695,7 +695,7 @@ mod tests {
             Arc::new(Offering { spec: Arc::new(spec), devices })
         };
         let world = World::with(&[pooled("a.b/c"), pooled("a.b/d")]);
-        let names = world.offer().pools[POOL].keys().cloned().collect::<Vec<_>>();
+        let names = world.wanted().pools[POOL].keys().cloned().collect::<Vec<_>>();
         assert!(names.len() == 4 && names.iter().all(|name| is_label(name)), "{names:?}");
     }
 
@@ -716,7 +716,7 @@ mod tests {
                 let mut world = World::with(&[offering("a.b/c", &numbers, &[])]);
                 let claimed: BTreeSet<usize> = claimed.intersection(&published).copied().collect();
                 world.claimed = claimed.iter().map(|number| claim(*number)).collect();
-                let next = layout.followed_by(&world.offer());
+                let next = layout.followed_by(&world.wanted());
                 let (before, after) = (places(&layout), places(&next));
                 let place = |places: &BTreeMap<u32, Vec<usize>>, number: usize| {
                     places.iter().find(|(_, it)| it.contains(&number)).map(|(index, _)| *index)

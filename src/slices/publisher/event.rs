@@ -1,14 +1,14 @@
 //! What the publisher learns, requests and reports.
 
 use super::super::api::ResourceSlice;
-use super::super::wanted::Offer;
+use super::super::wanted::WantedDevices;
 use std::time::Duration;
 
 /// What happened.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The devices to publish.
-    Offered(Offer),
+    DevicesChanged(WantedDevices),
     /// The answer to [`Action::List`]: the slices of this node, of any driver.
     Listed(Vec<ResourceSlice>),
     /// The watch reports a new or changed slice of this node.

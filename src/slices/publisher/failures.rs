@@ -1,8 +1,8 @@
 //! What the publisher does when the API server refuses a request, or drops fields of an object.
 
 use super::super::api::{self, Spec};
-use super::plan::Write;
 use super::refusals::{Found, Place};
+use super::write::Write;
 use super::{BAD_NEWS_AFTER, Cause, Failure, Publisher, Report, Request};
 use std::time::Duration;
 

@@ -44,14 +44,14 @@ fn device(number: usize, is_tainted: bool) -> Device {
 }
 
 /// Devices by number, those with a taint, and those that claims hold.
-fn offer(numbers: &[usize], tainted: &[usize], claimed: &[usize]) -> Offer {
+fn wanted(numbers: &[usize], tainted: &[usize], claimed: &[usize]) -> WantedDevices {
     let devices = numbers.iter().map(|it| (name(*it), device(*it, tainted.contains(it))));
     let pools = if numbers.is_empty() {
         BTreeMap::new()
     } else {
         BTreeMap::from([(POOL.to_owned(), devices.collect())])
     };
-    Offer {
+    WantedDevices {
         node: node(),
         pools,
         claimed: claimed.iter().map(|it| claim(*it)).collect(),
@@ -259,16 +259,16 @@ impl World {
     }
 
     /// A world that has published these.
-    fn with(offer: Offer) -> Self {
+    fn with(wanted: WantedDevices) -> Self {
         let mut world = World::new();
-        world.on(Event::Offered(offer));
+        world.on(Event::DevicesChanged(wanted));
         world.settle();
         world
     }
 
     fn on(&mut self, event: Event) {
-        if let Event::Offered(offer) = &event {
-            self.claimed = offer.claimed.iter().map(|claim| claim.device.clone()).collect();
+        if let Event::DevicesChanged(wanted) = &event {
+            self.claimed = wanted.claimed.iter().map(|claim| claim.device.clone()).collect();
         }
         self.publisher.on(event, self.now);
         self.reports.extend(self.publisher.take_reports());
@@ -346,11 +346,11 @@ impl World {
 #[test]
 fn the_first_slices_are_created_and_a_change_is_an_update_of_one() {
     let all: Vec<usize> = (0..100).collect();
-    let mut world = World::with(offer(&all, &[], &[]));
+    let mut world = World::with(wanted(&all, &[], &[]));
     assert_eq!(world.names().len(), 100);
     assert_eq!(world.generations(), [(1, 2)].into());
     let before = world.server.slices.clone();
-    world.on(Event::Offered(offer(&all, &[3], &[])));
+    world.on(Event::DevicesChanged(wanted(&all, &[3], &[])));
     assert_eq!(world.publisher.next(world.now), Action::Wait(Some(world.now + ms(100))));
     world.settle();
     assert_eq!(world.generations(), [(1, 2)].into());
@@ -365,10 +365,10 @@ fn the_first_slices_are_created_and_a_change_is_an_update_of_one() {
 
 #[test]
 fn good_news_waits_for_a_second_and_bad_news_does_not() {
-    let mut world = World::with(offer(&[1, 2], &[2], &[]));
-    world.on(Event::Offered(offer(&[1, 2], &[], &[])));
+    let mut world = World::with(wanted(&[1, 2], &[2], &[]));
+    world.on(Event::DevicesChanged(wanted(&[1, 2], &[], &[])));
     assert_eq!(world.publisher.next(world.now), Action::Wait(Some(world.now + ms(1000))));
-    world.on(Event::Offered(offer(&[1, 2], &[1], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1, 2], &[1], &[])));
     assert_eq!(world.publisher.next(world.now), Action::Wait(Some(world.now + ms(100))));
     let writes = world.server.writes.len();
     world.settle();
@@ -377,13 +377,13 @@ fn good_news_waits_for_a_second_and_bad_news_does_not() {
 
 #[test]
 fn the_time_of_a_taint_stays() {
-    let mut world = World::with(offer(&[1, 2], &[2], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[2], &[]));
     let time = |world: &World| {
         let devices = world.server.scheduled().unwrap();
         devices[&name(2)].taints[0].time_added.clone()
     };
     let before = time(&world);
-    world.on(Event::Offered(offer(&[1, 2], &[1, 2], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1, 2], &[1, 2], &[])));
     world.settle();
     assert!(before.is_some() && time(&world) == before);
 }
@@ -391,14 +391,14 @@ fn the_time_of_a_taint_stays() {
 #[test]
 fn a_change_of_two_slices_or_of_their_number_is_a_new_generation() {
     let all: Vec<usize> = (0..100).collect();
-    let mut world = World::with(offer(&all, &[], &[]));
-    world.on(Event::Offered(offer(&all, &[3, 90], &[])));
+    let mut world = World::with(wanted(&all, &[], &[]));
+    world.on(Event::DevicesChanged(wanted(&all, &[3, 90], &[])));
     world.settle();
     assert_eq!(world.generations(), [(2, 2)].into());
-    world.on(Event::Offered(offer(&all[..64], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&all[..64], &[], &[])));
     world.settle();
     assert_eq!((world.generations(), world.names().len()), ([(3, 1)].into(), 64));
-    world.on(Event::Offered(offer(&[], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[], &[], &[])));
     world.settle();
     assert_eq!((world.generations(), world.names().len()), ([(3, 1)].into(), 0));
 }
@@ -406,14 +406,14 @@ fn a_change_of_two_slices_or_of_their_number_is_a_new_generation() {
 #[test]
 fn another_instance_adopts_the_slices_without_a_write() {
     let all: Vec<usize> = (0..100).collect();
-    let mut world = World::with(offer(&all, &[3], &[]));
-    world.on(Event::Offered(offer(&all[10..], &[], &[])));
+    let mut world = World::with(wanted(&all, &[3], &[]));
+    world.on(Event::DevicesChanged(wanted(&all[10..], &[], &[])));
     world.settle();
     let writes = world.server.writes.len();
     let mut next = World { server: world.server, ..World::new() };
     next.run(Duration::from_secs(30));
     assert_eq!(next.server.writes.len(), writes, "the devices are not known yet");
-    next.on(Event::Offered(offer(&all[10..], &[], &[])));
+    next.on(Event::DevicesChanged(wanted(&all[10..], &[], &[])));
     next.settle();
     assert_eq!((next.server.writes.len(), next.names().len()), (writes, 90));
 }
@@ -421,7 +421,7 @@ fn another_instance_adopts_the_slices_without_a_write() {
 #[test]
 fn deleted_slices_are_back_within_a_quarter_of_a_second() {
     let all: Vec<usize> = (0..400).collect();
-    let mut world = World::with(offer(&all, &[], &[5]));
+    let mut world = World::with(wanted(&all, &[], &[5]));
     for wave in 1..=4 {
         world.now += Duration::from_secs(20);
         world.on(Event::KubeletRegistered);
@@ -436,14 +436,14 @@ fn deleted_slices_are_back_within_a_quarter_of_a_second() {
 
 #[test]
 fn a_conflict_is_adopted_and_corrected() {
-    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
     let mut slice = world.server.slices["n1-holdfast.dev-gpu-0"].clone();
     slice.spec.devices.clear();
     slice.metadata.labels.insert("by".into(), "another".into());
     world.server.put(slice);
     let lost = world.server.events.pop_front();
     assert!(matches!(lost, Some(Event::Changed(_))), "this one is late");
-    world.on(Event::Offered(offer(&[1, 2, 3], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1, 2, 3], &[], &[])));
     world.settle();
     assert_eq!(world.names(), ["d001", "d002", "d003"]);
     assert_eq!(world.server.slices["n1-holdfast.dev-gpu-0"].metadata.labels["by"], "another");
@@ -460,11 +460,11 @@ fn the_name_of_another_drivers_slice_is_avoided() {
         ..ResourceSlice::default()
     };
     world.server.put(other.clone());
-    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1], &[], &[])));
     world.settle();
     assert_eq!((world.names().len(), world.server.slices.len()), (1, 2));
     assert_eq!(world.server.slices["n1-holdfast.dev-gpu-0"].spec, other.spec);
-    world.on(Event::Offered(offer(&[1, 2], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1, 2], &[], &[])));
     world.settle();
     assert_eq!((world.names().len(), world.server.slices.len()), (2, 2));
 }
@@ -476,7 +476,7 @@ fn a_refused_device_is_left_out_and_the_others_are_published() {
         let mut world = World::new();
         world.server.refuses = [name(17), name(40)].into();
         world.server.names_refused = names_refused;
-        world.on(Event::Offered(offer(&all, &[], &[])));
+        world.on(Event::DevicesChanged(wanted(&all, &[], &[])));
         world.settle();
         assert_eq!(world.names().len(), 62, "named: {names_refused}");
         let reported: BTreeSet<String> = world
@@ -490,7 +490,7 @@ fn a_refused_device_is_left_out_and_the_others_are_published() {
         assert_eq!(reported, world.server.refuses);
         assert!(world.server.writes.len() < 20, "{}", world.server.writes.len());
         world.server.refuses.clear();
-        world.on(Event::Offered(offer(&all, &[17], &[])));
+        world.on(Event::DevicesChanged(wanted(&all, &[17], &[])));
         world.settle();
         assert_eq!(world.names().len(), 63, "it has changed, so it is tried again");
     }
@@ -499,10 +499,10 @@ fn a_refused_device_is_left_out_and_the_others_are_published() {
 #[test]
 fn a_refused_form_of_a_claimed_device_keeps_its_former_one() {
     for names_refused in [true, false] {
-        let mut world = World::with(offer(&[1, 2], &[], &[1]));
+        let mut world = World::with(wanted(&[1, 2], &[], &[1]));
         world.server.names_refused = names_refused;
         world.server.refuses.insert(name(1));
-        world.on(Event::Offered(offer(&[1, 2], &[1], &[1])));
+        world.on(Event::DevicesChanged(wanted(&[1, 2], &[1], &[1])));
         world.run(Duration::from_secs(30));
         assert_eq!(world.names(), ["d001", "d002"]);
         world.server.refuses.clear();
@@ -515,7 +515,7 @@ fn a_refused_form_of_a_claimed_device_keeps_its_former_one() {
 fn a_refusal_that_was_temporary_is_forgotten() {
     let mut world = World::new();
     world.server.faults.push_back(Fault::Status(422));
-    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1], &[], &[])));
     world.settle();
     assert_eq!(world.names(), [""; 0]);
     world.run(Duration::from_secs(3600));
@@ -526,7 +526,7 @@ fn a_refusal_that_was_temporary_is_forgotten() {
 fn a_slice_that_is_refused_for_no_device_waits_for_a_minute() {
     let mut world = World::new();
     let cause = Cause { field: "spec.pool.name".into(), message: "bad".into() };
-    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1], &[], &[])));
     world.step().unwrap();
     assert!(matches!(world.publisher.next(world.now), Action::Create(_)));
     let status = Some(422);
@@ -539,7 +539,7 @@ fn a_slice_that_is_refused_for_no_device_waits_for_a_minute() {
 fn without_permission_one_try_is_made_each_minute() {
     let mut world = World::new();
     world.server.faults = [Fault::Status(403); 3].into();
-    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1], &[], &[])));
     world.run(Duration::from_secs(170));
     assert_eq!((world.server.writes.len(), world.reports.len()), (3, 3));
     world.run(Duration::from_secs(60));
@@ -549,7 +549,7 @@ fn without_permission_one_try_is_made_each_minute() {
 #[test]
 fn the_pause_that_the_server_asks_for_is_kept_and_not_much_longer() {
     let mut world = World::new();
-    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1], &[], &[])));
     world.step().unwrap();
     assert!(matches!(world.publisher.next(world.now), Action::Create(_)));
     let retry_after = Some(Duration::from_secs(20));
@@ -565,7 +565,7 @@ fn the_pause_that_the_server_asks_for_is_kept_and_not_much_longer() {
 fn a_server_that_drops_taints_has_no_tainted_device() {
     let mut world = World::new();
     world.server.drops_taints = true;
-    world.on(Event::Offered(offer(&[1, 2, 3], &[2, 3], &[3])));
+    world.on(Event::DevicesChanged(wanted(&[1, 2, 3], &[2, 3], &[3])));
     world.settle();
     assert_eq!(world.names(), ["d001", "d003"], "a claim holds 3");
     assert_eq!(world.reports, [Report::FieldsDropped("taints")]);
@@ -583,13 +583,13 @@ fn a_server_that_drops_taints_has_no_tainted_device() {
 #[test]
 fn a_server_that_drops_parts_of_capacities_has_devices_for_one_claim() {
     let divided = || {
-        let mut offer = offer(&[1, 2], &[], &[]);
-        let device = offer.pools.values_mut().flat_map(|it| it.values_mut()).next().unwrap();
+        let mut wanted = wanted(&[1, 2], &[], &[]);
+        let device = wanted.pools.values_mut().flat_map(|it| it.values_mut()).next().unwrap();
         device.allow_multiple_allocations = true;
         let usual = RequestPolicy { usual: "1".into(), valid_range: None };
         let shares = Capacity { value: "4".into(), request_policy: Some(usual) };
         device.capacity.insert(SHARES.to_owned(), shares);
-        offer
+        wanted
     };
     let is_divided = |world: &World| {
         let scheduled = world.server.scheduled().unwrap();
@@ -598,7 +598,7 @@ fn a_server_that_drops_parts_of_capacities_has_devices_for_one_claim() {
     };
     let mut world = World::new();
     world.server.drops_parts = true;
-    world.on(Event::Offered(divided()));
+    world.on(Event::DevicesChanged(divided()));
     world.settle();
     assert_eq!((world.names().len(), is_divided(&world)), (2, None));
     assert_eq!(world.reports, [Report::FieldsDropped("parts of capacities")]);
@@ -611,14 +611,14 @@ fn a_server_that_drops_parts_of_capacities_has_devices_for_one_claim() {
     world.settle();
     assert_eq!(is_divided(&world), Some(true));
     assert!(!world.publisher.summary().drops_parts);
-    world.on(Event::Offered(offer(&[1, 2], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1, 2], &[], &[])));
     world.settle();
     assert_eq!(is_divided(&world), None, "the key was removed");
 }
 
-/// The devices of an offer as adapters: each tenth is the physical function of the next nine.
-fn with_parts(mut offer: Offer) -> Offer {
-    for (at, device) in offer.pools.values_mut().flatten() {
+/// Devices as adapters: each tenth is the physical function of the next nine.
+fn with_parts(mut wanted: WantedDevices) -> WantedDevices {
+    for (at, device) in wanted.pools.values_mut().flatten() {
         let number: usize = at[1..].parse().unwrap();
         let mut text = |key: &str, number| {
             device.attributes.insert(key.to_owned(), Attribute::text(name(number)))
@@ -629,7 +629,7 @@ fn with_parts(mut offer: Offer) -> Offer {
         }
         device.attributes.insert("shared".to_owned(), Attribute::Bool(false));
     }
-    offer
+    wanted
 }
 
 /// How many devices consume counters, as the scheduler sees them, and how many sets there are.
@@ -642,22 +642,22 @@ fn counted(world: &World) -> (usize, usize) {
 
 #[test]
 fn a_whole_that_comes_and_leaves_is_counted_with_its_parts() {
-    let mut world = World::with(with_parts(offer(&[21, 22, 30, 31], &[], &[])));
+    let mut world = World::with(with_parts(wanted(&[21, 22, 30, 31], &[], &[])));
     assert_eq!(counted(&world), (2, 1), "the whole of 21 and 22 is not there");
-    world.on(Event::Offered(with_parts(offer(&[20, 21, 22, 30, 31], &[], &[]))));
+    world.on(Event::DevicesChanged(with_parts(wanted(&[20, 21, 22, 30, 31], &[], &[]))));
     world.settle();
     assert_eq!(counted(&world), (5, 2));
     // Another instance finds it as it is.
     let mut next = World { server: world.server, ..World::new() };
     let writes = next.server.writes.len();
-    next.on(Event::Offered(with_parts(offer(&[20, 21, 22, 30, 31], &[], &[]))));
+    next.on(Event::DevicesChanged(with_parts(wanted(&[20, 21, 22, 30, 31], &[], &[]))));
     next.settle();
     assert_eq!(next.server.writes.len(), writes, "nothing has changed");
     // A whole that a claim holds counts although it is absent.
-    next.on(Event::Offered(with_parts(offer(&[21, 22], &[], &[20]))));
+    next.on(Event::DevicesChanged(with_parts(wanted(&[21, 22], &[], &[20]))));
     next.settle();
     assert_eq!(counted(&next), (3, 1));
-    next.on(Event::Offered(with_parts(offer(&[21, 22], &[], &[]))));
+    next.on(Event::DevicesChanged(with_parts(wanted(&[21, 22], &[], &[]))));
     next.settle();
     assert_eq!((counted(&next), next.server.slices.len()), ((0, 0), 1));
 }
@@ -668,7 +668,7 @@ fn a_server_without_counters_gets_the_devices_alone() {
         let mut world = World::new();
         world.server.drops_counters = !is_refused;
         world.server.wants_counters_together = is_refused;
-        world.on(Event::Offered(with_parts(offer(&[10, 11, 12], &[], &[]))));
+        world.on(Event::DevicesChanged(with_parts(wanted(&[10, 11, 12], &[], &[]))));
         world.settle();
         assert_eq!((world.names().len(), counted(&world)), (3, (0, 0)));
         assert_eq!(world.server.slices.len(), 1, "no slice without devices is left");
@@ -690,7 +690,7 @@ fn a_refused_whole_leaves_parts_without_counters() {
         let mut world = World::new();
         world.server.refuses = [name(10)].into();
         world.server.names_refused = names_refused;
-        world.on(Event::Offered(with_parts(offer(&[10, 11, 20, 21], &[], &[]))));
+        world.on(Event::DevicesChanged(with_parts(wanted(&[10, 11, 20, 21], &[], &[]))));
         world.settle();
         assert_eq!(world.names(), ["d011", "d020", "d021"], "{names_refused}");
         assert_eq!(counted(&world), (2, 1));
@@ -699,7 +699,7 @@ fn a_refused_whole_leaves_parts_without_counters() {
 
 #[test]
 fn two_writers_make_a_truce() {
-    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
     let start = world.server.writes.len();
     let mut foreign = 0;
     let fights = |world: &mut World, foreign: &mut usize, time: Duration| {
@@ -727,7 +727,7 @@ fn two_writers_make_a_truce() {
 /// its own. A kubelet that has just started deletes all of them too, and that is no contention.
 #[test]
 fn two_drivers_of_one_name_make_a_truce_and_a_starting_kubelet_does_not() {
-    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
     let start = world.server.writes.len();
     let theirs = {
         let mut slice = world.server.slices["n1-holdfast.dev-gpu-0"].clone();
@@ -751,7 +751,7 @@ fn two_drivers_of_one_name_make_a_truce_and_a_starting_kubelet_does_not() {
     assert_eq!(world.server.slices.keys().collect::<Vec<_>>(), ["n1-holdfast.dev-gpu-0"]);
     assert_eq!(world.reports.last(), Some(&Report::Uncontended));
 
-    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
     world.on(Event::KubeletRegistered);
     for wave in 0..12 {
         world.run(Duration::from_secs(5));
@@ -764,7 +764,7 @@ fn two_drivers_of_one_name_make_a_truce_and_a_starting_kubelet_does_not() {
 
 #[test]
 fn labels_of_another_program_are_no_reason_for_a_write_or_a_truce() {
-    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
     let writes = world.server.writes.len();
     for number in 0..20 {
         let mut slice = world.server.slices["n1-holdfast.dev-gpu-0"].clone();
@@ -773,14 +773,14 @@ fn labels_of_another_program_are_no_reason_for_a_write_or_a_truce() {
         world.run(ms(100));
     }
     assert_eq!((world.server.writes.len(), world.reports.len()), (writes, 0));
-    world.on(Event::Offered(offer(&[1], &[], &[])));
+    world.on(Event::DevicesChanged(wanted(&[1], &[], &[])));
     world.settle();
     assert_eq!(world.server.slices["n1-holdfast.dev-gpu-0"].metadata.labels["seen"], "19");
 }
 
 #[test]
 fn a_foreign_slice_of_this_driver_is_deleted_and_the_pool_stays_complete() {
-    let mut world = World::with(offer(&[1, 2], &[], &[]));
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
     let mut slice = world.server.slices["n1-holdfast.dev-gpu-0"].clone();
     slice.metadata = api::ObjectMeta { name: "by-hand".into(), ..Default::default() };
     slice.spec.pool.generation = 7;
@@ -793,7 +793,7 @@ fn a_foreign_slice_of_this_driver_is_deleted_and_the_pool_stays_complete() {
 #[derive(Debug, Clone)]
 enum Step {
     /// The devices, the tainted ones, and the claims.
-    Offer(BTreeSet<usize>, BTreeSet<usize>, BTreeSet<usize>),
+    Devices(BTreeSet<usize>, BTreeSet<usize>, BTreeSet<usize>),
     Wipe,
     Registered,
     WatchLost,
@@ -812,7 +812,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         Just(Fault::LostAnswer),
     ];
     let step = prop_oneof![
-        3 => (some(150), some(10), some(4)).prop_map(|(all, bad, held)| Step::Offer(all, bad, held)),
+        3 => (some(150), some(10), some(4)).prop_map(|(all, bad, held)| Step::Devices(all, bad, held)),
         1 => Just(Step::Wipe),
         1 => Just(Step::Registered),
         1 => Just(Step::WatchLost),
@@ -824,19 +824,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..30)
 }
 
-/// Carries out one step. The claims are of devices that are published and offered.
-fn carry_out(world: &mut World, step: Step, last: &mut Option<Offer>, has_parts: bool) {
+/// Carries out one step. The claims are of devices that are published and wanted.
+fn carry_out(world: &mut World, step: Step, last: &mut Option<WantedDevices>, has_parts: bool) {
     match step {
-        Step::Offer(all, bad, held) => {
+        Step::Devices(all, bad, held) => {
             let all: Vec<usize> = all.into_iter().collect();
             let published = world.server.slices.values().flat_map(|it| &it.spec.devices);
             let published: BTreeSet<String> = published.map(|it| it.name.clone()).collect();
             let held = held.into_iter().filter(|it| published.contains(&name(*it)));
-            let offer =
-                offer(&all, &bad.into_iter().collect::<Vec<_>>(), &held.collect::<Vec<_>>());
-            let offer = if has_parts { with_parts(offer) } else { offer };
-            *last = Some(offer.clone());
-            world.on(Event::Offered(offer));
+            let wanted =
+                wanted(&all, &bad.into_iter().collect::<Vec<_>>(), &held.collect::<Vec<_>>());
+            let wanted = if has_parts { with_parts(wanted) } else { wanted };
+            *last = Some(wanted.clone());
+            world.on(Event::DevicesChanged(wanted));
         }
         Step::Wipe => world.server.wipe(),
         Step::Registered => world.on(Event::KubeletRegistered),
@@ -870,7 +870,7 @@ fn carry_out(world: &mut World, step: Step, last: &mut Option<Offer>, has_parts:
 }
 
 proptest! {
-    /// After any history with faults, the server has what is offered, and each pool is complete.
+    /// After any history with faults, the server has what is wanted, and each pool is complete.
     /// No write removes a device that a claim holds, and the pace is kept.
     #[test]
     fn any_history_ends_with_the_offered_slices(

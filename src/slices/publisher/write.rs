@@ -59,9 +59,9 @@ impl Write {
     }
 }
 
-/// What the plan compares.
+/// What is known of the API server.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan<'a> {
+pub(super) struct Observed<'a> {
     pub(super) node: &'a NodeName,
     pub(super) mirror: &'a Mirror,
     pub(super) answers: &'a BTreeMap<String, Answer>,
@@ -71,9 +71,9 @@ pub(super) struct Plan<'a> {
     pub(super) taken: &'a BTreeSet<String>,
 }
 
-impl Plan<'_> {
+impl Observed<'_> {
     /// The next write that these pools need; `None` if the API server has them.
-    pub(super) fn next(&self, pools: &BTreeMap<String, Contents>) -> Option<Write> {
+    pub(super) fn next_write(&self, pools: &BTreeMap<String, Contents>) -> Option<Write> {
         let of_pools = pools.iter().find_map(|(pool, wanted)| self.next_of_pool(pool, wanted));
         of_pools.or_else(|| {
             let mut all = self.mirror.slices();

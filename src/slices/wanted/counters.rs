@@ -129,7 +129,7 @@ fn counter(value: u64) -> BTreeMap<String, Capacity> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Offer, object};
+    use super::super::{WantedDevices, object};
     use super::*;
     use crate::domain::DraName;
     use crate::slices::api::Taint;
@@ -165,7 +165,7 @@ mod tests {
     fn layout(devices: &[Device], claimed: &[&str]) -> Layout {
         let claimed = claimed.iter().map(|it| DraName { pool: POOL.into(), device: (*it).into() });
         let devices = devices.iter().map(|it| (it.name.clone(), it.clone())).collect();
-        Layout::new(node()).followed_by(&Offer {
+        Layout::new(node()).followed_by(&WantedDevices {
             node: node(),
             pools: BTreeMap::from([(POOL.to_owned(), devices)]),
             claimed: claimed.collect(),

@@ -4,7 +4,7 @@
 use super::super::DRIVER;
 use super::super::api::{Device, NO_EXECUTE, NO_SCHEDULE, Taint};
 use super::super::attributes::is_label_value;
-use super::{Candidate, Inputs, Offer};
+use super::{Candidate, Inputs, WantedDevices};
 use crate::domain::{DraName, InSlice, Reason, Verdict};
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ const HELD: &str = "held";
 /// Its value if a container holds the device by the device plugin.
 const DEVICE_PLUGIN: &str = "device-plugin";
 
-impl Offer {
+impl WantedDevices {
     /// Evicts the pods whose claims have one of these devices, because a container holds it by the
     /// device plugin: they could not start. That container has no claim, so it is not evicted.
     pub fn evict(&mut self, lost: &BTreeSet<DraName>) {

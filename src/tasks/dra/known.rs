@@ -6,7 +6,7 @@ use crate::slices::api::ResourceSlice;
 use crate::slices::attributes::Dropped;
 use crate::slices::others::Others;
 use crate::slices::publisher::{COUNTERS, Cause, Event, Failure, PARTS, Report, TAINTS};
-use crate::slices::wanted::Offer;
+use crate::slices::wanted::WantedDevices;
 use crate::telemetry::metrics;
 use std::collections::BTreeSet;
 
@@ -37,8 +37,8 @@ pub(super) struct Known {
     pub(super) others: Others,
     /// The parts of devices whose loss was logged.
     pub(super) dropped: BTreeSet<Dropped>,
-    /// The latest offer.
-    pub(super) offer: Option<Offer>,
+    /// The devices to publish, since the last change.
+    pub(super) wanted: Option<WantedDevices>,
     /// The version of the API server.
     pub(super) version: Option<String>,
     /// Whether the slices were listed for the first time, or after a failure. Then another API

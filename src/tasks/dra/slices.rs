@@ -15,7 +15,7 @@ use crate::slices::names::NodeName;
 use crate::slices::others::OtherDriver;
 use crate::slices::published::Published;
 use crate::slices::publisher::{Action, Event, Publisher};
-use crate::slices::wanted::{Inputs, Offer, offer};
+use crate::slices::wanted::{Inputs, WantedDevices, wanted_devices};
 use crate::telemetry::metrics;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl SlicesTask {
         let collection =
             Collection::at(RESOURCE_SLICES).with_field("spec.nodeName", self.node.as_str());
         let mut slices = Watch::new(self.credentials.clone(), collection);
-        publisher.on(Event::Offered(self.offer(&mut known)), began.elapsed());
+        publisher.on(Event::DevicesChanged(self.wanted(&mut known)), began.elapsed());
         let mut is_listing = false;
         loop {
             let action = publisher.next(began.elapsed());
@@ -107,7 +107,7 @@ impl SlicesTask {
                     }
                     events
                 }
-                Some(Wakeup::Devices) => vec![Event::Offered(self.offer(&mut known))],
+                Some(Wakeup::Devices) => vec![Event::DevicesChanged(self.wanted(&mut known))],
                 Some(Wakeup::Kubelet) => vec![Event::KubeletRegistered],
                 Some(Wakeup::Due) => Vec::new(),
                 // The daemon ends.
@@ -161,7 +161,7 @@ impl SlicesTask {
         });
         let mut published = publisher.summary();
         published.others =
-            known.offer.as_ref().map(|it| known.others.drivers(it)).unwrap_or_default();
+            known.wanted.as_ref().map(|it| known.others.drivers(it)).unwrap_or_default();
         self.published.send_if_modified(|shown| {
             let is_other = shown.as_deref() != Some(&published);
             if is_other {
@@ -268,14 +268,14 @@ impl SlicesTask {
     }
 
     /// The devices to publish. Logs what is left out for the first time.
-    fn offer(&mut self, known: &mut Known) -> Offer {
+    fn wanted(&mut self, known: &mut Known) -> WantedDevices {
         let inventory = self.inventory.borrow_and_update().clone();
         let grants = self.grants.borrow_and_update().clone();
         let nvml = self.nvml.borrow_and_update().clone();
         let Holders { claimed, shares, held } = &Holders::of(&grants);
         let judgement = self.judgement.borrow().clone();
         let driver = hardware::nvidia_driver_version(&self.host_root);
-        let mut offer = offer(&Inputs {
+        let mut wanted = wanted_devices(&Inputs {
             node: &self.node,
             resources: &inventory.resources,
             claimed,
@@ -290,12 +290,12 @@ impl SlicesTask {
             },
         });
         let lost = still_lost(&self.lost.borrow_and_update().clone(), &grants);
-        offer.evict(&lost.into_keys().collect());
-        for dropped in offer.dropped.difference(&known.dropped) {
+        wanted.evict(&lost.into_keys().collect());
+        for dropped in wanted.dropped.difference(&known.dropped) {
             tracing::warn!(%dropped, "a part of a device is not published");
         }
-        known.dropped.clone_from(&offer.dropped);
-        known.offer = Some(offer.clone());
-        offer
+        known.dropped.clone_from(&wanted.dropped);
+        known.wanted = Some(wanted.clone());
+        wanted
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::captures::archive::{Capture, captures};
 use holdfast::cli::discover::document;
-use holdfast::cli::slices::{List, offer_of, offerings};
+use holdfast::cli::slices::{List, offerings, wanted_of};
 use holdfast::domain::{DeviceClass, MigStrategy, ResourceSpec, Select, Sharing, Verdicts};
 use holdfast::hardware::{DiscoverInput, Discovery, defaults, discover, discover_with, scan};
 use holdfast::host::HostRoot;
@@ -43,9 +43,9 @@ fn slices(root: &HostRoot, found: &Discovery) -> Vec<ResourceSlice> {
 fn slices_with(root: &HostRoot, found: &Discovery, facts: Facts<'_>) -> Vec<ResourceSlice> {
     let node = NodeName::new("node-1.example.org").unwrap();
     let resources = offerings(&document(root, found, true), found);
-    let offer = offer_of(&node, &resources, &[], &Verdicts::new(), facts);
-    assert!(offer.dropped.is_empty(), "{:?}", offer.dropped);
-    Layout::new(node).followed_by(&offer).objects()
+    let wanted = wanted_of(&node, &resources, &[], &Verdicts::new(), facts);
+    assert!(wanted.dropped.is_empty(), "{:?}", wanted.dropped);
+    Layout::new(node).followed_by(&wanted).objects()
 }
 
 /// What the API server would refuse.

@@ -29,7 +29,7 @@
 
 use super::cluster::{Cluster, Part, Pod};
 use super::machine::{Held, Machine, devices};
-use super::slices::offered;
+use super::slices::wanted;
 use super::world::{Crash, Step, World, slice_name_of};
 use crate::domain::{AllocId, ClaimRef, DeviceId, DraName, Grant, GrantState, PreparedDevice};
 use std::collections::{BTreeMap, BTreeSet};
@@ -208,7 +208,7 @@ impl Oracles {
             self.violated("runs", now, format!("{waiting:?} do not run"));
         }
         let grants: Vec<Arc<Grant>> = machine.durable.grants().cloned().collect();
-        let wanted: BTreeMap<(String, String), bool> = offered(&grants)
+        let wanted: BTreeMap<(String, String), bool> = wanted(&grants)
             .pools
             .iter()
             .flat_map(|(pool, devices)| {

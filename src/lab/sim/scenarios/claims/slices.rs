@@ -8,17 +8,17 @@ use crate::slices::api::ResourceSlice;
 use crate::slices::attributes::Facts;
 use crate::slices::holders::Holders;
 use crate::slices::publisher::{Action, Event, Failure, Publisher};
-use crate::slices::wanted::{Inputs, Offer, offer};
+use crate::slices::wanted::{Inputs, WantedDevices, wanted_devices};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
 /// The devices to publish.
-pub(super) fn offered(grants: &[Arc<Grant>]) -> Offer {
+pub(super) fn wanted(grants: &[Arc<Grant>]) -> WantedDevices {
     let Holders { claimed, shares, held } = &Holders::of(grants);
     let resources = inventory().resources;
-    offer(&Inputs {
+    wanted_devices(&Inputs {
         node: &node_name(),
         resources: &resources,
         claimed,
@@ -34,8 +34,8 @@ pub(super) async fn publish(world: Arc<World>, mut grants: watch::Receiver<Arc<V
     let mut publisher = Publisher::new(node_name(), None);
     let mut kubelets = world.kubelets.subscribe();
     let mut changes = world.slices.subscribe();
-    let first = offered(&grants.borrow_and_update());
-    publisher.on(Event::Offered(first), world.handle.now());
+    let first = wanted(&grants.borrow_and_update());
+    publisher.on(Event::DevicesChanged(first), world.handle.now());
     loop {
         drop(publisher.take_reports());
         let until = match publisher.next(world.handle.now()) {
@@ -48,7 +48,7 @@ pub(super) async fn publish(world: Arc<World>, mut grants: watch::Receiver<Arc<V
         };
         let events = tokio::select! {
             biased;
-            _ = grants.changed() => vec![Event::Offered(offered(&grants.borrow_and_update()))],
+            _ = grants.changed() => vec![Event::DevicesChanged(wanted(&grants.borrow_and_update()))],
             _ = kubelets.changed() => vec![Event::KubeletRegistered],
             _ = changes.changed() => {
                 world.pause(MS, 20 * MS).await;
