@@ -34,13 +34,7 @@ pub(super) fn read(
     prefix: Option<&str>,
     draft: &mut Draft,
 ) -> Result<(), ImportError> {
-    let Some(file) = &source.file else {
-        return Err(ImportError::new(
-            "the manifest has the plugin's container but not its file; add the ConfigMap after a \
-             line `---`",
-        ));
-    };
-    let root = Field::root(file, Decoder::Json);
+    let root = source.root(Decoder::Json)?;
     let cdi = source.flags.last(&["use-cdi"], "").map(|flag| flag.field(Decoder::JsonOfYaml));
     let cdi = draft.setting(cdi, Field::truth).unwrap_or(false);
     let list =

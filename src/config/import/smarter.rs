@@ -21,13 +21,7 @@ const TEGRA: &str = "nvidia-gpu";
 const FOLDERS: [&str; 7] = ["snd", "dri", "input", "infiniband", "vfio", "bus", "net"];
 
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
-    let Some(file) = &source.file else {
-        return Err(ImportError::new(
-            "the manifest has the plugin's container but not its file; add the ConfigMap after a \
-             line `---`",
-        ));
-    };
-    let root = Field::root(file, Decoder::Yaml);
+    let root = source.root(Decoder::Yaml)?;
     let mut patterns: Vec<(String, Field<'_>)> = Vec::new();
     for item in root.items()? {
         let offered = offer(&item, draft).unwrap_or_else(|error| {

@@ -28,6 +28,22 @@ pub(super) struct Source {
     pub(super) notes: Vec<String>,
 }
 
+impl Source {
+    /// The whole file, for a plugin that does nothing without one.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(super) fn root(&self, decoder: Decoder) -> Result<Field<'_>, ImportError> {
+        let file = self.file.as_ref().ok_or_else(|| {
+            ImportError::new(
+                "the manifest has the plugin's container but not its file; add the ConfigMap after \
+                 a line `---`",
+            )
+        })?;
+        Ok(Field::root(file, decoder))
+    }
+}
+
 /// Finds the plugin's file and container. `key` names an entry of a ConfigMap.
 ///
 /// # Errors
