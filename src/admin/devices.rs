@@ -2,8 +2,8 @@
 
 use super::Views;
 use crate::domain::{
-    Device, DeviceClass, DeviceId, Health, Incident, Offered, PciAddress, Reason, Timestamp,
-    Verdict, VerdictState,
+    Device, DeviceClass, DeviceId, Health, Incident, Inventory, Offered, PciAddress, Reason,
+    Timestamp, Verdict, VerdictState, Verdicts,
 };
 use crate::hook::{HookOutput, Outputs};
 use crate::host;
@@ -27,6 +27,10 @@ pub struct DeviceReport {
     pub health: Option<String>,
     /// Why it is unhealthy.
     pub reason: Option<String>,
+    /// Its health in the list of each resource, where they differ. `health` and `reason` are of an
+    /// unhealthy one then.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub by_resource: BTreeMap<String, ListedHealth>,
     /// The evidence: the value that was read, or the event.
     pub detail: Option<String>,
     /// The state that its evidence has led to: `healthy`, `suspect`, `unhealthy` or `recovering`.
@@ -58,14 +62,26 @@ pub struct DeviceReport {
     pub names: Vec<String>,
 }
 
+/// The health of a device in the list of one resource.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListedHealth {
+    /// `Healthy` or `Unhealthy`.
+    pub health: String,
+    /// Why it is unhealthy.
+    pub reason: Option<String>,
+}
+
 /// Every device that is listed or that has a verdict. Any peer that reaches the page can read this,
 /// so the words of operators and the output of commands are left out.
 pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
-    let now = host::now().boot;
     let verdicts = views.judgement.borrow().verdicts.clone();
+    let inventory = Arc::clone(&views.inventory.borrow());
+    all(&verdicts, &inventory, host::now().boot)
+}
+
+fn all(verdicts: &Verdicts, inventory: &Inventory, now: Duration) -> Vec<DeviceReport> {
     let mut devices: BTreeMap<DeviceId, DeviceReport> =
         verdicts.iter().map(|(id, verdict)| (id.clone(), report(id, Some(verdict), now))).collect();
-    let inventory = Arc::clone(&views.inventory.borrow());
     for (resource, offering) in &inventory.resources {
         let is_leaving =
             |offered: &&Offered| offered.health == Health::Unhealthy(Reason::Deselected);
@@ -85,11 +101,19 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
                 // A share that was removed has no bearing on a device that has other shares.
                 continue;
             }
-            // Another resource that lists the device may give another reason (held, and not
-            // selected).
-            if device.health.is_none() || !offered.health.is_healthy() {
-                device.health = Some(offered.health.as_str().to_owned());
-                device.reason = offered.health.reason().map(|reason| reason.to_string());
+            let listed = ListedHealth {
+                health: offered.health.as_str().to_owned(),
+                reason: offered.health.reason().map(|reason| reason.to_string()),
+            };
+            // Of shares with different health, and of different resources (one of them has a check
+            // that fails), an unhealthy one counts.
+            let counts = |is_first: bool| is_first || !offered.health.is_healthy();
+            if counts(is_first) {
+                device.by_resource.insert(resource.to_string(), listed.clone());
+            }
+            if counts(device.health.is_none()) {
+                device.health = Some(listed.health);
+                device.reason = listed.reason;
                 let detail = offered
                     .health
                     .reason()
@@ -97,6 +121,13 @@ pub(super) fn reports(views: &Views) -> Vec<DeviceReport> {
                     .map(|(reason, verdict)| verdict.detail(reason));
                 device.detail = detail.filter(|detail| !detail.is_empty()).map(str::to_owned);
             }
+        }
+    }
+    for device in devices.values_mut() {
+        let mut all = device.by_resource.values();
+        let first = all.next();
+        if all.all(|listed| Some(listed) == first) {
+            device.by_resource.clear();
         }
     }
     devices.into_values().collect()
@@ -135,6 +166,7 @@ fn report(id: &DeviceId, verdict: Option<&Verdict>, now: Duration) -> DeviceRepo
         resources: BTreeSet::new(),
         health: None,
         reason: reason.map(|reason| reason.to_string()),
+        by_resource: BTreeMap::new(),
         detail: reason
             .map(|reason| verdict.detail(reason).to_owned())
             .filter(|detail| !detail.is_empty()),
@@ -171,5 +203,54 @@ impl DeviceReport {
             .filter(|incident| incident.until.is_none())
             .map(|incident| incident.at);
         self.cordoned_at.or(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{Attributes, Offering, ResourceSpec};
+
+    fn offering(name: &str, devices: &[(&str, &str, Health)]) -> Offering {
+        let offered = |&(id, whole, health): &(&str, &str, Health)| {
+            let device = Device {
+                id: DeviceId::new(whole),
+                key: whole.to_owned(),
+                class: DeviceClass::Gpu,
+                pci: None,
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                attributes: Attributes::default(),
+            };
+            (DeviceId::new(id), Offered { device: Arc::new(device), health })
+        };
+        let spec = ResourceSpec::new(name.parse().unwrap(), DeviceClass::Gpu);
+        Offering { spec: Arc::new(spec), devices: devices.iter().map(offered).collect() }
+    }
+
+    #[test]
+    fn a_device_has_the_health_of_each_resource_where_they_differ() {
+        let (well, sick) = (Health::Healthy, Health::Unhealthy(Reason::CheckFailed));
+        let resources = [
+            offering("a.com/gpu", &[("x::0", "x", well), ("x::1", "x", sick), ("y", "y", well)]),
+            offering("b.com/gpu", &[("x", "x", well), ("y", "y", well), ("z", "z", sick)]),
+            offering("c.com/gpu", &[("z", "z", sick)]),
+        ];
+        let named = resources.map(|it| (it.spec.name.clone(), Arc::new(it)));
+        let reports = all(&Verdicts::new(), &Inventory { resources: named.into() }, Duration::ZERO);
+        let [x, y, z] = &reports[..] else { panic!("three devices: {reports:?}") };
+        let of = |health: Health| ListedHealth {
+            health: health.as_str().to_owned(),
+            reason: health.reason().map(|reason| reason.to_string()),
+        };
+        let differing = [("a.com/gpu".to_owned(), of(sick)), ("b.com/gpu".to_owned(), of(well))];
+        assert_eq!(x.by_resource, differing.into(), "of two shares the unhealthy one counts");
+        assert_eq!(
+            (x.health.as_deref(), x.reason.as_deref()),
+            (Some("Unhealthy"), Some("check_failed"))
+        );
+        for same in [y, z] {
+            assert!(same.by_resource.is_empty(), "{same:?}");
+        }
     }
 }

@@ -25,7 +25,7 @@ pub use control::{
     ask_to_hand_over, get as control_get, order as control_order, read_ledger, release_claim,
     verify as verify_ledger,
 };
-pub use devices::DeviceReport;
+pub use devices::{DeviceReport, ListedHealth};
 pub use measures::write_held;
 pub use problems::{Problem, problem_summary};
 pub use processors::Processors;

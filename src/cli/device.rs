@@ -3,7 +3,7 @@
 use super::document::holder_in_words;
 use super::query::DeviceQuery;
 use super::source;
-use crate::admin::{ControlError, DeviceReport, Order, control_get, control_order};
+use crate::admin::{ControlError, DeviceReport, ListedHealth, Order, control_get, control_order};
 use crate::console::exit::{FAILURE, Failed};
 use crate::console::screen::Tint;
 use crate::console::table::Table;
@@ -195,16 +195,25 @@ pub fn table(devices: &[&DeviceReport]) -> Text {
         .omitting(&["SINCE"])
         .tinted("HEALTH", tint);
     for device in devices {
-        let resources = device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(",");
-        table.row([
-            resources,
-            health(device),
-            why(device),
-            device.since().map(|at| at.to_seconds()).unwrap_or_default(),
-            device.id.clone(),
-        ]);
+        let since = || device.since().map(|at| at.to_seconds()).unwrap_or_default();
+        if device.by_resource.is_empty() {
+            let resources = device.resources.iter().map(String::as_str).collect::<Vec<_>>();
+            let resources = resources.join(",");
+            table.row([resources, health(device), why(device), since(), device.id.clone()]);
+        }
+        for (resource, listed) in &device.by_resource {
+            let of = in_list(device, listed);
+            table.row([resource.clone(), health(&of), why(&of), since(), device.id.clone()]);
+        }
     }
     table.into()
+}
+
+/// A device as one of its resources lists it.
+fn in_list(device: &DeviceReport, listed: &ListedHealth) -> DeviceReport {
+    let ListedHealth { health, reason } = listed.clone();
+    let detail = device.detail.clone().filter(|_| reason == device.reason);
+    DeviceReport { health: Some(health), reason, detail, ..device.clone() }
 }
 
 /// The colour of a HEALTH cell.
@@ -250,6 +259,10 @@ fn details(device: &DeviceReport, holders: &BTreeMap<AllocId, String>) -> Text {
     line("resource", &device.resources.iter().map(String::as_str).collect::<Vec<_>>().join(", "));
     line("health", &health(device));
     line("reason", &why(device));
+    for (resource, listed) in &device.by_resource {
+        let of = in_list(device, listed);
+        line("by resource", format!("{resource}: {} {}", health(&of), why(&of)).trim_end());
+    }
     if let Some(seconds) = device.healthy_in_seconds {
         line("healthy in", &format!("{seconds} s, if no symptom appears until then"));
     }
@@ -299,6 +312,7 @@ mod tests {
             resources: ["nvidia.com/gpu".to_owned()].into(),
             health: Some("Unhealthy".into()),
             reason: Some("xid".into()),
+            by_resource: BTreeMap::new(),
             detail: Some("Xid 79".into()),
             state: "recovering".into(),
             healthy_in_seconds: Some(12),
@@ -355,6 +369,34 @@ mod tests {
             "{}",
             table(&[&cordoned])
         );
+    }
+
+    #[test]
+    fn a_device_whose_resources_list_it_differently_is_shown_by_resource() {
+        let listed = |health: &str, reason: Option<&str>| ListedHealth {
+            health: health.into(),
+            reason: reason.map(str::to_owned),
+        };
+        let device = DeviceReport {
+            resources: ["a.com/gpu", "b.com/gpu"].map(str::to_owned).into(),
+            reason: Some("check_failed".into()),
+            by_resource: [
+                ("a.com/gpu".to_owned(), listed("Unhealthy", Some("check_failed"))),
+                ("b.com/gpu".to_owned(), listed("Healthy", None)),
+            ]
+            .into(),
+            detail: Some("exit status: 1".into()),
+            state: "healthy".into(),
+            ..report("GPU-aa", "")
+        };
+        let shown = details(&device, &BTreeMap::new());
+        let wanted = "  reason      check_failed (exit status: 1)\n  \
+                      by resource a.com/gpu: Unhealthy check_failed (exit status: 1)\n  \
+                      by resource b.com/gpu: Healthy\n";
+        assert!(shown.contains(wanted), "{shown}");
+        let shown = table(&[&device]);
+        assert!(shown.contains("a.com/gpu  Unhealthy  check_failed (exit status: 1)"), "{shown}");
+        assert!(shown.contains("b.com/gpu  Healthy    "), "{shown}");
     }
 
     #[test]

@@ -440,6 +440,7 @@ ml/web  pod gone  2 kubelet lists without it  nvidia.com/gpu  GPU-a
             resources: ["nvidia.com/gpu".to_owned()].into(),
             health: Some("Unhealthy".into()),
             reason: Some("xid".into()),
+            by_resource: BTreeMap::new(),
             detail: Some("Xid 79".into()),
             state: "unhealthy".into(),
             healthy_in_seconds: None,

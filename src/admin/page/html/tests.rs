@@ -27,6 +27,7 @@ fn device(id: &str, health: &str) -> DeviceReport {
         resources: ["nvidia.com/gpu".to_owned()].into(),
         health: Some(health.into()),
         reason: is_sick.then(|| "xid".into()),
+        by_resource: BTreeMap::new(),
         detail: is_sick.then(|| "Xid 79".into()),
         state: if is_sick { "unhealthy" } else { "healthy" }.into(),
         healthy_in_seconds: None,
