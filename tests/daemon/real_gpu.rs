@@ -57,10 +57,6 @@ fn daemon(node: &Node) -> Daemon {
     Daemon::spawn(&mut command)
 }
 
-fn is_of_claim(file: &fs::DirEntry) -> bool {
-    file.file_name().to_string_lossy().starts_with("holdfast-claim-")
-}
-
 /// What a version of two or three numbers is in the API: three numbers without leading zeros.
 fn version(text: &str) -> String {
     let mut numbers: Vec<u64> = text.split('.').map(|number| number.parse().unwrap()).collect();
@@ -174,9 +170,9 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
         for claim in ["a", "b"] {
             manager.unprepare(claim).await.unwrap();
         }
-        // That is no release: with the machine's own cgroups nothing proves that the pods have ended.
-        let has_files = || fs::read_dir(&cdi).unwrap().any(|it| is_of_claim(&it.unwrap()));
-        until("the end of the CDI files", has_files, |has_files| !has_files).await;
+        // The release needs a proof that the pods have ended, which the machine's own cgroups cannot
+        // give for pods of a simulated kubelet.
+        second.logged_often("claim unprepared", 2).await;
         stop(second).await;
     });
 }
