@@ -2,7 +2,7 @@
 
 use super::wiring::Wiring;
 use crate::cluster::{Client, Credentials};
-use crate::domain::{DeviceClass, DeviceId, DraName, NvmlSnapshot};
+use crate::domain::{DeviceClass, DeviceId, DraName};
 use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, NameOf};
 use crate::serving::{MetadataFacts, Preparer};
 use crate::slices::holders::Lost;
@@ -11,6 +11,7 @@ use crate::tasks::dra::{
     ApiClaims, Driver, EvidenceTask, Healths, Recorder, Records, RecordsTask, Restorer, SlicesTask,
     SocketsTask, keep_files, live_claims,
 };
+use crate::tasks::nvml::NvmlTask;
 use crate::telemetry::metrics;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -18,11 +19,7 @@ use tokio::task::JoinHandle;
 
 impl Wiring {
     /// Starts the tasks of the driver. None if it is switched off, or if the node has no name.
-    pub(super) fn dra(
-        &self,
-        nvml: watch::Receiver<Arc<NvmlSnapshot>>,
-        nvml_called: watch::Receiver<bool>,
-    ) -> Vec<JoinHandle<()>> {
+    pub(super) fn dra(&self, nvml: &NvmlTask) -> Vec<JoinHandle<()>> {
         let config = &self.settings.config;
         if !config.dra {
             return Vec::new();
@@ -53,9 +50,8 @@ impl Wiring {
             self.boot_id.clone(),
             views.kubelet.clone(),
         );
-        let facts = MetadataFacts { nvml: nvml.clone(), vendors: config.vendor_attributes };
-        let devices = devices.with_metadata(config.device_metadata.then_some(facts));
-        let devices = Arc::new(devices);
+        let facts = MetadataFacts { nvml: nvml.snapshots(), vendors: config.vendor_attributes };
+        let devices = Arc::new(devices.with_metadata(config.device_metadata.then_some(facts)));
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(
             Arc::new(ApiClaims { client: client.clone(), vendors: config.vendor_attributes }),
@@ -93,8 +89,8 @@ impl Wiring {
             inventory: views.inventory.clone(),
             grants: views.grants.clone(),
             judgement: views.judgement.clone(),
-            nvml,
-            nvml_called,
+            nvml: nvml.snapshots(),
+            nvml_called: nvml.called(),
             vendors: config.vendor_attributes,
             lost: lost.subscribe(),
             notices: noticed,

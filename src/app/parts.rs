@@ -218,7 +218,7 @@ impl Wiring {
         spec_files: spec_files::Writer,
     ) -> Vec<JoinHandle<()>> {
         #[cfg(feature = "cluster")]
-        let dra = self.dra(nvml.snapshots(), nvml.called());
+        let dra = self.dra(&nvml);
         let mut tasks = vec![
             tokio::spawn(watcher.run()),
             tokio::spawn(status::become_ready(self.views.clone(), self.publishers.ready.clone())),

@@ -16,7 +16,7 @@ use crate::supervisor::{Policy, Supervision};
 use crate::tasks::mps;
 use actix::Arbiter;
 use std::sync::Arc;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 impl App {
     /// Starts everything. Must be called on the thread of a running actix system.
@@ -81,12 +81,8 @@ impl App {
         let watcher = wiring.watcher(config_changed);
         watcher.read_kubelet_socket();
         // No resource is registered before there is a list to send.
-        let mut inventory = wiring.views.inventory.clone();
-        let is_complete = |inventory: &Arc<Inventory>| {
-            names.iter().all(|name| inventory.resources.contains_key(name))
-        };
         tokio::select! {
-            _ = inventory.wait_for(is_complete) => {}
+            () = until_listed(wiring.views.inventory.clone(), &names) => {}
             Some(actor) = escalated.recv() => return Err(StartError::Escalated(actor)),
         }
         // Before the first Register: the kubelet may start containers at once.
@@ -126,6 +122,15 @@ impl App {
             unlisted,
         })
     }
+}
+
+/// Waits until each of these resources has a list.
+async fn until_listed(mut inventory: watch::Receiver<Arc<Inventory>>, names: &[ResourceName]) {
+    let is_complete = |inventory: &Arc<Inventory>| {
+        names.iter().all(|name| inventory.resources.contains_key(name))
+    };
+    // The publisher ends only with the daemon.
+    drop(inventory.wait_for(is_complete).await);
 }
 
 /// Starts a thread for an actor that may block.

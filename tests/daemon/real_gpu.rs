@@ -9,6 +9,7 @@ use holdfast::lab::sim::api_server::{ApiServer, Kind};
 use holdfast::lab::sim::kubelet::claims::{Claim, ClaimManager, ClaimsConfig, Release, Times};
 use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A GPU, as `nvidia-smi` reports it.
@@ -64,6 +65,50 @@ fn version(text: &str) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(".")
 }
 
+/// Parts of each GPU are for claims.
+fn write_config(node: &Node, kubeconfig: &Path) {
+    node.write_config(&format!(
+        "[telemetry]\nlisten = \"off\"\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
+         [dra]\nenabled = true\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
+         select = {{ vendor = [\"10de\"] }}\napi = \"dra\"\nreplicas = 4\ncapacity = true\n",
+        kubeconfig.display().to_string(),
+        node.path("run/cdi").display().to_string(),
+    ));
+}
+
+/// The slice has what `nvidia-smi` reports.
+fn check(gpu: &Gpu, published: &[Value]) {
+    let is_it = |device: &&Value| device["attributes"]["uuid"]["string"] == gpu.uuid;
+    let device = published.iter().find(is_it).unwrap();
+    assert_eq!(device["capacity"]["memory"]["value"], format!("{}Mi", gpu.memory_mib));
+    let attributes = &device["attributes"];
+    let is = |name: &str| attributes[name]["version"].as_str().unwrap().to_owned();
+    assert_eq!(is("cudaComputeCapability"), version(&gpu.compute_capability));
+    assert_eq!(is("driverVersion"), version(&gpu.driver));
+    say(serde_json::to_string_pretty(device).unwrap());
+}
+
+/// Makes the control plane allocate a part of a device to a claim, for a pod of its name.
+fn allocate(server: &ApiServer, name: &str, number: usize, pool: &Value, device: &str) -> Claim {
+    let of = claim_ref(name);
+    let share = format!("00000000-0000-4000-8000-00000000000{number}");
+    server.put(
+        Kind::ResourceClaim,
+        json!({
+            "metadata": { "namespace": of.namespace, "name": of.name, "uid": of.uid },
+            "status": {
+                "allocation": { "devices": { "results": [{
+                    "request": "gpu", "driver": DRA_DRIVER, "pool": pool, "device": device,
+                    "shareID": share,
+                    "consumedCapacity": { "shares": "1", "memory": "10Gi" },
+                }] } },
+                "reservedFor": [{ "resource": "pods", "name": name, "uid": name }],
+            },
+        }),
+    );
+    Claim { claim: of, pods: [name.to_owned()].into(), drivers: [DRA_DRIVER.to_owned()].into() }
+}
+
 #[test]
 fn claims_have_parts_of_the_memory_that_nvml_reports() {
     let Some(gpus) = gpus() else { return };
@@ -72,13 +117,7 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
         let server = ApiServer::start(NODE, &[]).await.unwrap();
         let kubeconfig = server.kubeconfig(&node.path("etc"), "token").unwrap();
         let cdi = node.path("run/cdi");
-        node.write_config(&format!(
-            "[telemetry]\nlisten = \"off\"\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
-             [dra]\nenabled = true\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
-             select = {{ vendor = [\"10de\"] }}\napi = \"dra\"\nreplicas = 4\ncapacity = true\n",
-            kubeconfig.display().to_string(),
-            cdi.display().to_string(),
-        ));
+        write_config(&node, &kubeconfig);
         let manager = ClaimManager::start(ClaimsConfig {
             kubelet_dir: node.path("kubelet"),
             release: Release::V1_36,
@@ -99,16 +138,7 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
                 && devices.iter().all(|device| device["capacity"]["memory"].is_object())
         };
         let published = until("the slice with the memory of each GPU", devices, complete).await;
-        for gpu in &gpus {
-            let is_it = |device: &&Value| device["attributes"]["uuid"]["string"] == gpu.uuid;
-            let device = published.iter().find(is_it).unwrap();
-            assert_eq!(device["capacity"]["memory"]["value"], format!("{}Mi", gpu.memory_mib));
-            let attributes = &device["attributes"];
-            let is = |name: &str| attributes[name]["version"].as_str().unwrap().to_owned();
-            assert_eq!(is("cudaComputeCapability"), version(&gpu.compute_capability));
-            assert_eq!(is("driverVersion"), version(&gpu.driver));
-            say(serde_json::to_string_pretty(device).unwrap());
-        }
+        gpus.iter().for_each(|gpu| check(gpu, &published));
 
         let connected = |manager: &ClaimManager| {
             manager.instances(DRA_DRIVER).iter().any(|one| one.is_connected).then_some(())
@@ -118,28 +148,8 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
         let pool = server.objects(Kind::ResourceSlice)[0]["spec"]["pool"]["name"].clone();
         let uuid = published[0]["attributes"]["uuid"]["string"].as_str().unwrap();
         for (number, claim) in ["a", "b"].into_iter().enumerate() {
-            let of = claim_ref(claim);
-            let share = format!("00000000-0000-4000-8000-00000000000{number}");
-            server.put(
-                Kind::ResourceClaim,
-                json!({
-                    "metadata": { "namespace": of.namespace, "name": of.name, "uid": of.uid },
-                    "status": {
-                        "allocation": { "devices": { "results": [{
-                            "request": "gpu", "driver": DRA_DRIVER, "pool": pool, "device": name,
-                            "shareID": share,
-                            "consumedCapacity": { "shares": "1", "memory": "10Gi" },
-                        }] } },
-                        "reservedFor": [{ "resource": "pods", "name": claim, "uid": claim }],
-                    },
-                }),
-            );
-            let claim = Claim {
-                claim: of.clone(),
-                pods: [claim.to_owned()].into(),
-                drivers: [DRA_DRIVER.to_owned()].into(),
-            };
-            manager.prepare(of.name.as_str(), std::slice::from_ref(&claim)).await.unwrap();
+            let prepared = allocate(&server, claim, number, &pool, name);
+            manager.prepare(claim, std::slice::from_ref(&prepared)).await.unwrap();
         }
         let text = |claim: &str| {
             let file = format!("holdfast-claim-{}.json", claim_ref(claim).uid);
