@@ -180,8 +180,8 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
         for claim in ["a", "b"] {
             manager.unprepare(claim).await.unwrap();
         }
-        // The release needs a proof that the pods have ended, which the machine's own cgroups cannot
-        // give for pods of a simulated kubelet.
+        // The release needs a proof that the pods have ended. The machine's own cgroups cannot give
+        // it for pods of a simulated kubelet.
         second.logged_often("claim unprepared", 2).await;
         stop(second).await;
     });
