@@ -7,8 +7,20 @@ use holdfast::lab::sim::api_server::{ApiServer, Kind};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 const MEMORY_MIB: u64 = 143_771;
+
+/// NVIDIA's GPUs are for claims, with these further keys of their resource.
+pub(crate) fn write_config(node: &Node, kubeconfig: &Path, keys: &str) {
+    node.write_config(&format!(
+        "[telemetry]\nlisten = \"off\"\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
+         [dra]\nenabled = true\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
+         select = {{ vendor = [\"10de\"] }}\napi = \"dra\"\n{keys}",
+        kubeconfig.display().to_string(),
+        node.path("run/cdi").display().to_string(),
+    ));
+}
 
 /// The slices have the memory and the compute capability, also if nothing else is asked of NVML. A
 /// start of the daemon writes no slice without them, however late NVML answers.
@@ -19,13 +31,7 @@ fn slices_have_what_nvml_reports_and_no_start_removes_it() {
         let hardware = SimNode::create(node.path("host")).unwrap();
         let server = ApiServer::start(NODE, &[]).await.unwrap();
         let kubeconfig = server.kubeconfig(&node.path("etc"), "token").unwrap();
-        node.write_config(&format!(
-            "[telemetry]\nlisten = \"off\"\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
-             [dra]\nenabled = true\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
-             select = {{ vendor = [\"10de\"] }}\napi = \"dra\"\n",
-            kubeconfig.display().to_string(),
-            node.path("run/cdi").display().to_string(),
-        ));
+        write_config(&node, &kubeconfig, "");
         let script = node.path("script");
         if !compile("slices", LIBRARY, &node.path(LIBRARY_OF_THE_HOST), &script, &[]) {
             return;
@@ -65,7 +71,7 @@ fn slices_have_what_nvml_reports_and_no_start_removes_it() {
         let second = start();
         until("a call that hangs", starts, |now| *now > before).await;
         second.logged("ready").await;
-        // A device that goes is a reason to write, and shows that the slices are kept again.
+        // A cordon is a reason to write. Its write is the only one, and keeps the memory.
         fs::remove_file(&hang).unwrap();
         let cordoned =
             node.output(&["device", "cordon", &hardware.gpu_uuid(0), "--reason", "test"]);

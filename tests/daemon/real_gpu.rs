@@ -4,12 +4,12 @@
 use crate::common::inside::{has_program, say};
 use crate::common::{Daemon, HANG, Node, run, until};
 use crate::dra::{NODE, claim_ref, stop};
+use crate::dra_nvml::write_config;
 use holdfast::domain::DRA_DRIVER;
 use holdfast::lab::sim::api_server::{ApiServer, Kind};
 use holdfast::lab::sim::kubelet::claims::{Claim, ClaimManager, ClaimsConfig, Release, Times};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A GPU, as `nvidia-smi` reports it.
@@ -65,17 +65,6 @@ fn version(text: &str) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(".")
 }
 
-/// Parts of each GPU are for claims.
-fn write_config(node: &Node, kubeconfig: &Path) {
-    node.write_config(&format!(
-        "[telemetry]\nlisten = \"off\"\n[cluster]\ncredentials = {:?}\n[cdi]\ndirectory = {:?}\n\
-         [dra]\nenabled = true\n[[resource]]\nname = \"nvidia.com/gpu\"\nclass = \"gpu\"\n\
-         select = {{ vendor = [\"10de\"] }}\napi = \"dra\"\nreplicas = 4\ncapacity = true\n",
-        kubeconfig.display().to_string(),
-        node.path("run/cdi").display().to_string(),
-    ));
-}
-
 /// The slice has what `nvidia-smi` reports.
 fn check(gpu: &Gpu, published: &[Value]) {
     let is_it = |device: &&Value| device["attributes"]["uuid"]["string"] == gpu.uuid;
@@ -117,7 +106,7 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
         let server = ApiServer::start(NODE, &[]).await.unwrap();
         let kubeconfig = server.kubeconfig(&node.path("etc"), "token").unwrap();
         let cdi = node.path("run/cdi");
-        write_config(&node, &kubeconfig);
+        write_config(&node, &kubeconfig, "replicas = 4\ncapacity = true\n");
         let manager = ClaimManager::start(ClaimsConfig {
             kubelet_dir: node.path("kubelet"),
             release: Release::V1_36,
@@ -127,7 +116,6 @@ fn claims_have_parts_of_the_memory_that_nvml_reports() {
         .unwrap();
         let _kubelet = node.start_kubelet().await;
         let mut first = daemon(&node);
-        // NVML may answer after the first slice was written.
         let devices = || {
             let slices = server.objects(Kind::ResourceSlice);
             let devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array());
