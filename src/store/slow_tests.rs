@@ -50,6 +50,8 @@ fn ledger(dir: &Path) {
     open(dir, THIS).0.checkpoint().unwrap();
 }
 
+const POLL: Duration = Duration::from_millis(1);
+
 /// Waits until the database is open.
 fn until_open(store: &Store) {
     loop {
@@ -57,7 +59,7 @@ fn until_open(store: &Store) {
         if store.kept().unreadable.is_none() && store.kept().database {
             return;
         }
-        thread::yield_now();
+        thread::sleep(POLL);
     }
 }
 
@@ -68,6 +70,7 @@ fn until_unreadable(store: &Store) -> UnreadableReason {
             return unreadable.because;
         }
         drop(store.history(1, |_| true));
+        thread::sleep(POLL);
     }
 }
 

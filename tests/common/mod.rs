@@ -64,8 +64,16 @@ pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(HANG, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
-/// Repeats the query until the answer fits: for views that follow their source by milliseconds. The
-/// tasks of this thread run in between: the kubelet's are among them.
+/// The time between two queries of a test that waits. Without it the test would use a processor
+/// that other tests need.
+const POLL: Duration = Duration::from_millis(2);
+
+/// Lets the other tasks of this thread run: the kubelet's are among them.
+pub(crate) async fn pause() {
+    tokio::time::sleep(POLL).await;
+}
+
+/// Repeats the query until the answer fits: for views that follow their source by milliseconds.
 pub(crate) async fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) -> bool) -> T {
     let seen = async {
         loop {
@@ -73,7 +81,7 @@ pub(crate) async fn until<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&T) 
             if fits(&answer) {
                 return answer;
             }
-            tokio::task::yield_now().await;
+            pause().await;
         }
     };
     soon(what, seen).await
@@ -88,6 +96,7 @@ pub(crate) fn until_blocking<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&
             return answer;
         }
         assert!(began.elapsed() < HANG, "never seen: {what}");
+        std::thread::sleep(POLL);
     }
 }
 
@@ -328,7 +337,7 @@ impl Daemon {
                 if let Some(status) = self.child.try_wait().unwrap() {
                     return status;
                 }
-                tokio::task::yield_now().await;
+                pause().await;
             }
         };
         soon("the end of the daemon", exited).await
@@ -510,6 +519,7 @@ pub(crate) fn files_at_rest(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
         }
         assert!(Instant::now() < deadline, "`{}` never comes to rest", dir.display());
         before = now;
+        std::thread::sleep(POLL);
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// The number of the first file that a process gets.
@@ -54,7 +55,7 @@ impl Systemd {
         let before = caught_up();
         UnixDatagram::unbound().unwrap().send_to(BARRIER.as_bytes(), &self.path).unwrap();
         while caught_up() == before {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 

@@ -1,7 +1,7 @@
 //! One resource by both APIs: racing pods, the loser of a race, and reloads of `api` while devices
 //! are held.
 
-use crate::common::{Daemon, HANG, Random, name, offered, run, until};
+use crate::common::{Daemon, HANG, Random, name, offered, pause, run, until};
 use crate::dra::{World, claim_ref, stop};
 use futures_util::future::join_all;
 use holdfast::domain::ResourceName;
@@ -61,7 +61,7 @@ fn slice(world: &World) -> BTreeMap<String, Vec<String>> {
 async fn until_slice(world: &World, what: &str, expected: &BTreeMap<String, Vec<String>>) {
     let seen = async {
         while slice(world) != *expected {
-            tokio::task::yield_now().await;
+            pause().await;
         }
     };
     let seen = tokio::time::timeout(4 * HANG, seen).await;

@@ -1,7 +1,7 @@
 //! What an operator sees and does with claims: the eviction of pods, other drivers, metrics,
 //! refusals of the API server, and `doctor`.
 
-use crate::common::{Daemon, Node, http_get, resource, run, soon, telemetry, until};
+use crate::common::{Daemon, Node, http_get, pause, resource, run, soon, telemetry, until};
 use crate::dra::{NODE, World, stop};
 use holdfast::domain::DRA_DRIVER;
 use holdfast::lab::sim::api_server::{ApiServer, Kind, Profile, User};
@@ -47,6 +47,7 @@ async fn until_problem(node: &Node, text: &str) -> String {
             if now.contains(text) {
                 return now;
             }
+            pause().await;
         }
     };
     soon(text, seen).await

@@ -6,7 +6,7 @@
 //! `HOLDFAST_BIN` another binary, such as the release build. The duration of an Allocate is
 //! measured and judged only with `HOLDFAST_JUDGE_TIMES`, because the machine may be busy.
 
-use crate::common::{Node, allocate, dial, name, offered, resource, run, soon};
+use crate::common::{Node, allocate, dial, name, offered, pause, resource, run, soon};
 use actix::{Actor, Arbiter};
 use futures_util::future::BoxFuture;
 use holdfast::domain::{
@@ -147,7 +147,7 @@ fn the_state_directory_stays_below_four_times_the_history() {
         // The kubelet answers on this thread.
         let released = async {
             while node.grants().iter().filter(|grant| grant.resource == gpu).count() > PODS {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         };
         soon("the last releases", released).await;
@@ -283,7 +283,7 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
         ledger.send(nothing_found(unread)).await.unwrap();
         let gone = async {
             while store::peek(&dir.path().join("state")).unwrap().gone.is_empty() {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         };
         soon("a look", gone).await;

@@ -2,7 +2,7 @@
 //! which pod waits for it, and its state after a kill.
 
 use crate::common::{
-    Daemon, HANG, Node, allocate, dial, name, offered, resource, run, soon, until,
+    Daemon, HANG, Node, allocate, dial, name, offered, pause, resource, run, soon, until,
 };
 use holdfast::domain::{
     AllocId, DeviceId, Durability, Entry, Grant, HookState, PendingHook, PodRef, ResourceName,
@@ -543,7 +543,7 @@ fn a_container_starts_after_its_hook_succeeded_and_each_start_has_its_own() {
         // The kubelet runs on this thread.
         let again = async {
             while lines(&node, "runs").len() == before {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         };
         soon("another run", again).await;

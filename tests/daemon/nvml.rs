@@ -5,7 +5,7 @@
 #![cfg(feature = "nvml")]
 
 use crate::common::inside::{has_program, say};
-use crate::common::{Node, allocate, count, dial, name, offered, run, soon, until};
+use crate::common::{Node, allocate, count, dial, name, offered, pause, run, soon, until};
 use holdfast::domain::{ContainerEdits, NvLinks, NvmlGpuQuery, NvmlLibrary, NvmlQuery, PciAddress};
 use holdfast::host::{HostRoot, NvmlAnswer, query_nvml_here};
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -374,7 +374,12 @@ fn a_mig_instance_is_offered_by_its_name_as_soon_as_nvml_has_reported_it() {
         let refused = allocate(&mut api, &[&id]).await.unwrap_err();
         assert!(refused.message().contains("comes from NVML only"), "{refused}");
         fs::remove_file(node.path("script.hang")).unwrap();
-        soon("the name", async { while allocate(&mut api, &[&id]).await.is_err() {} }).await;
+        soon("the name", async {
+            while allocate(&mut api, &[&id]).await.is_err() {
+                pause().await;
+            }
+        })
+        .await;
         assert_eq!(visible(&node.grants().last().unwrap().edits), FIRST);
         drop(daemon);
     });
@@ -438,7 +443,7 @@ fn under_mixed_each_profile_is_a_resource_and_a_new_partition_is_followed() {
         let _daemon = node.start_daemon();
         soon("the next registration", async {
             while count(&kubelet, registered) == before {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         })
         .await;
@@ -616,7 +621,7 @@ fn a_library_that_crashes_ends_only_the_process_that_uses_it() {
         offered(&kubelet, &gpu, GPUS + 1).await;
         soon("the end of the signal's failure", async {
             while nvml_is_off(&node).is_some() {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         })
         .await;
@@ -847,7 +852,12 @@ fn bridged_gpus_are_preferred_under_their_ids_once_nvml_has_reported_them() {
 
         fs::remove_file(node.path("script.hang")).unwrap();
         let bridged = [all[one].clone(), all[other].clone()];
-        soon("the bridge", async { while preferred(&mut api, &all, 2).await != bridged {} }).await;
+        soon("the bridge", async {
+            while preferred(&mut api, &all, 2).await != bridged {
+                pause().await;
+            }
+        })
+        .await;
         let dropped = |kind: &EventKind| {
             matches!(kind, EventKind::Listed { healthy, unhealthy, .. } if (*healthy, *unhealthy) != (GPUS, 0))
                 && kind.resource() == Some(&gpu)

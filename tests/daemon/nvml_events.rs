@@ -2,7 +2,7 @@
 
 #![cfg(feature = "nvml")]
 
-use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, run, soon, until};
+use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, pause, run, soon, until};
 use crate::nvml::{CUT, FIRST, LIBRARY, LIBRARY_OF_THE_HOST, WHOLES_AND_PARTS, compile, cut};
 use holdfast::domain::{DeviceId, ResourceName};
 use holdfast::lab::sim::hardware::{GPUS, SimNode};
@@ -153,6 +153,7 @@ fn an_event_of_a_gpu_in_mig_mode_makes_its_instances_unhealthy() {
         let events = async {
             loop {
                 event(&node, &hardware, CUT, 79, 0).await;
+                pause().await;
             }
         };
         let parts = parts.each_ref().map(String::as_str);

@@ -3,8 +3,8 @@
 //! device or pod.
 
 use crate::common::{
-    Daemon, Node, allocate, dial, http_get, is_root, name, offered, resource, run, soon, telemetry,
-    until, until_blocking,
+    Daemon, Node, allocate, dial, http_get, is_root, name, offered, pause, resource, run, soon,
+    telemetry, until, until_blocking,
 };
 use holdfast::console::exit;
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -301,7 +301,12 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
             || async move { tokio::task::spawn_blocking(move || not_run(address)).await.unwrap() };
         let before = count().await;
         tasks.limit(&(tasks.count() + 3).to_string());
-        soon("a round of checks", async { while count().await < before + 2 {} }).await;
+        soon("a round of checks", async {
+            while count().await < before + 2 {
+                pause().await;
+            }
+        })
+        .await;
         tasks.limit("1");
         for path in ["/metrics", "/", "/healthz"] {
             let (code, _) =

@@ -3,7 +3,7 @@
 
 use crate::common::{
     Daemon, HANG, Node, Random, allocate, count, dial, hide_expected_panics, http_get, name,
-    notified, offered, resource, run, soon, telemetry,
+    notified, offered, pause, resource, run, soon, telemetry,
 };
 use holdfast::admin::ConfigReport;
 use holdfast::app::App;
@@ -116,7 +116,7 @@ fn unchanged_resources_are_not_touched_while_others_change_under_load() {
             let enough = async |more: u32| {
                 let wanted = calls.get() + more;
                 while calls.get() < wanted {
-                    tokio::task::yield_now().await;
+                    pause().await;
                 }
             };
             enough(20).await;

@@ -1,6 +1,6 @@
 //! `/metrics` with TLS: client certificates, and tokens that the API server decides about.
 
-use crate::common::{Daemon, Node, run, soon, telemetry};
+use crate::common::{Daemon, Node, pause, run, soon, telemetry};
 use holdfast::lab::sim::api_server::{ApiServer, User};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -109,6 +109,7 @@ fn every_path_has_tls_and_a_renewed_certificate_needs_no_restart() {
         let wrong = async {
             while !problems(&node).contains("the former certificate stays in use") {
                 assert_eq!(status(address, "/healthz", None).await, "200");
+                pause().await;
             }
         };
         soon("a problem in `status`", wrong).await;
@@ -121,7 +122,7 @@ fn every_path_has_tls_and_a_renewed_certificate_needs_no_restart() {
         replace(&node, "tls.crt", &format!("{SERVER}{AUTHORITY}"));
         let renewed = async {
             while ask(address, client(None), "/healthz", None).await.unwrap().1 != 2 {
-                tokio::task::yield_now().await;
+                pause().await;
             }
         };
         soon("the renewed certificate", renewed).await;

@@ -108,7 +108,7 @@ impl Drop for LoggedDaemon {
         drop(self.child.start_kill());
         let until = Instant::now() + EXIT_TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::yield_now();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

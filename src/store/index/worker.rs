@@ -12,7 +12,7 @@
 #[cfg(test)]
 use super::database::Database;
 use super::reader::{DatabaseSnapshot, Reader};
-use super::shared::{LATE_AFTER, LateFindings, Shared};
+use super::shared::{LATE_AFTER, LateFindings, Shared, limit};
 use super::task::IndexTask;
 use super::work::{CheckpointOrder, Start, Update, Work};
 use crate::domain::{Entry, Retention, Timestamp, Unreadable, UnreadableReason};
@@ -32,15 +32,15 @@ const QUEUE_MAX: usize = 32;
 /// Changes in one message.
 const BATCH: usize = 128;
 /// How long a query or a checkpoint waits for the thread.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = limit(30);
 /// How often a waiting caller checks whether the database opens slowly.
 const POLL: Duration = Duration::from_millis(20);
 /// The thread hangs if it makes no progress for this long without waiting for the disk. Opening
 /// does not count: it may take long.
-const HANGS_AFTER: Duration = Duration::from_secs(20);
+const HANGS_AFTER: Duration = limit(20);
 /// The same limit at the end of the process, for which a service manager does not wait long. A
 /// checkpoint takes milliseconds.
-const HANGS_AFTER_AT_END: Duration = Duration::from_secs(3);
+const HANGS_AFTER_AT_END: Duration = limit(3);
 
 /// A request whose answer the index thread has not sent yet.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use super::{DEVICES, dips, gpu, served, served_with, take_over};
 use crate::common::{HANG, Node, Random, offered, percentiles, run, soon};
+use futures_util::future;
 use holdfast::domain::AllocId;
 use holdfast::kubelet::checkpoint;
 use holdfast::lab::sim::kubelet::{
@@ -160,6 +161,41 @@ async fn killed_under_load() {
 #[test]
 fn an_older_instance_that_is_killed_takes_no_device_from_the_kubelet_and_fails_no_pod() {
     run(killed_under_load());
+}
+
+/// Where the kubelet lists its pods, it forgets the devices of an Allocate that is not answered
+/// yet, and may give them to another pod.
+#[test]
+fn a_new_instance_does_not_list_the_pods_while_an_allocate_waits_for_it() {
+    run(async {
+        let hooks = HookTable::default();
+        let (node, kubelet, mut old) = served_with(&hooks).await;
+        kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
+
+        let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
+        let admission = kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1));
+        let handover = async {
+            soon("an Allocate", about_to_ask.reached()).await;
+            let new = take_over(&node);
+            new.logged(MOMENTS[0]).await;
+            old.signal(Signal::SIGSTOP);
+            let mut asked = hooks.gate(Hook::DuringAllocate);
+            about_to_ask.open(Verdict::Pass);
+            soon("the same one", asked.reached()).await;
+            asked.open(Verdict::Pass);
+            // It may list the pods when it is registered.
+            let registers = hooks.gate(Hook::BeforeRegisterClient);
+            old.kill();
+            (new, registers)
+        };
+        let (outcome, (new, registers)) =
+            soon("an admission", future::join(admission, handover)).await;
+        assert_eq!(outcome.phase, PodPhase::Running);
+        assert_eq!(kubelet.view(|view| view.listings_in_allocate()), 0);
+        registers.open(Verdict::Pass);
+        new.logged("INFO ready").await;
+        nothing_is_lost(&node);
+    });
 }
 
 #[test]
