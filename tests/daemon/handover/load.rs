@@ -1,9 +1,9 @@
 //! Handovers while pods come and go.
 
 use super::{DEVICES, dips, gpu, served, served_with, take_over};
-use crate::common::{HANG, Node, Random, offered, percentiles, run, soon};
+use crate::common::{HANG, Node, Random, offered, percentiles, run, soon, until};
 use futures_util::future;
-use holdfast::domain::AllocId;
+use holdfast::domain::{AllocId, Grant};
 use holdfast::kubelet::checkpoint;
 use holdfast::lab::sim::kubelet::{
     Event, EventKind, Hook, HookTable, Kubelet, PodOutcome, PodPhase, PodSpec, Verdict,
@@ -171,9 +171,15 @@ fn a_new_instance_does_not_list_the_pods_while_an_allocate_waits_for_it() {
         let hooks = HookTable::default();
         let (node, kubelet, mut old) = served_with(&hooks).await;
         kubelet.wait_for(|view| view.is_settled(), HANG).await.unwrap();
+        let pod =
+            |name: &str| kubelet.add_pod(PodSpec::new("default", name).app("main", &gpu(), 1));
+        let first = soon("an admission", pod("first")).await;
+        assert_eq!(first.phase, PodPhase::Running);
+        let bound = |grants: &Vec<Grant>| grants.iter().any(|grant| grant.pod().is_some());
+        until("its holder", || node.grants(), bound).await;
+        let listings = || kubelet.view(|view| view.listings_in_allocate());
 
         let mut about_to_ask = hooks.gate(Hook::BeforeAllocate);
-        let admission = kubelet.add_pod(PodSpec::new("default", "pod").app("main", &gpu(), 1));
         let handover = async {
             soon("an Allocate", about_to_ask.reached()).await;
             let new = take_over(&node);
@@ -182,16 +188,21 @@ fn a_new_instance_does_not_list_the_pods_while_an_allocate_waits_for_it() {
             let mut asked = hooks.gate(Hook::DuringAllocate);
             about_to_ask.open(Verdict::Pass);
             soon("the same one", asked.reached()).await;
-            asked.open(Verdict::Pass);
             // It may list the pods when it is registered.
-            let registers = hooks.gate(Hook::BeforeRegisterClient);
+            let mut registers = hooks.gate(Hook::BeforeRegisterClient);
+            // For this pod, a start lists the pods.
+            kubelet.delete_pod(&first.uid).unwrap();
+            let before = listings();
             old.kill();
-            (new, registers)
+            soon("a Register", registers.reached()).await;
+            new.logged("grant recorded").await;
+            asked.open(Verdict::Pass);
+            (new, registers, before)
         };
-        let (outcome, (new, registers)) =
-            soon("an admission", future::join(admission, handover)).await;
+        let (outcome, (new, registers, before)) =
+            soon("an admission", future::join(pod("second"), handover)).await;
         assert_eq!(outcome.phase, PodPhase::Running);
-        assert_eq!(kubelet.view(|view| view.listings_in_allocate()), 0);
+        assert_eq!(listings(), before);
         registers.open(Verdict::Pass);
         new.logged("INFO ready").await;
         nothing_is_lost(&node);
