@@ -1,19 +1,22 @@
-//! What users of Kubernetes see of the devices: Events of pods and of the node, and a condition of
-//! the node. Pure: no clock, disk, log or connection.
+//! What users of Kubernetes see of the devices: Events of pods and of the node, a condition of the
+//! node, and the status of claims. Pure: no clock, disk, log or connection.
 //!
 //! ```text
 //!   inventory, verdicts, grants ─▶ Seen ─┬─▶ Announcer ─▶ the next Event, or a wait
-//!                                        └─▶ Keeper ────▶ the next patch of the node, or a wait
+//!                               │        └─▶ Keeper ────▶ the next patch of the node, or a wait
+//!                               └▶ SeenClaim ─▶ Statuses ─▶ the next patch of a claim, or a wait
 //! ```
 //!
-//! [`Announcer`] and [`Keeper`] compare what is true now with what they have written. So there is
+//! [`Announcer`], [`Keeper`] and [`Statuses`] compare what is true now with what they have written. So there is
 //! no queue: while the API server is away, changes that were undone are never written, and the
 //! newest state is written after it. The calls between a step and its [`Outcome`] are the shell's.
 
 pub mod announcer;
+pub mod claims;
 pub mod condition;
 pub mod objects;
 pub mod seen;
+pub mod statuses;
 mod words;
 
 #[cfg(test)]
@@ -22,6 +25,7 @@ mod tests;
 pub use announcer::Announcer;
 pub use condition::Keeper;
 pub use seen::Seen;
+pub use statuses::Statuses;
 
 use std::time::Duration;
 

@@ -216,6 +216,12 @@ impl Status {
             Status::Unknown => "Unknown",
         }
     }
+
+    /// The status with this word.
+    #[must_use]
+    pub fn of(word: &str) -> Option<Self> {
+        [Status::True, Status::False, Status::Unknown].into_iter().find(|it| it.as_str() == word)
+    }
 }
 
 /// A strategic merge patch of `nodes/status`. The list of conditions is merged by `type`, so no
@@ -252,6 +258,6 @@ pub struct Condition {
 }
 
 /// A time of the API: RFC 3339 in whole seconds (apimachinery's `meta/v1.Time`).
-fn seconds<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn seconds<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&time.to_seconds())
 }

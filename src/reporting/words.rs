@@ -1,7 +1,7 @@
 //! The messages of Events and of the condition; pure.
 
 use super::seen::{DeviceName, Failure, Pod};
-use crate::domain::printable;
+use crate::domain::{Reason, printable};
 use std::collections::BTreeSet;
 
 /// The limit of an Event's message in events.k8s.io/v1 (`NoteLengthLimit`), also for conditions.
@@ -16,13 +16,26 @@ fn named(device: &DeviceName) -> String {
     format!("{} {}", device.resource, device.id)
 }
 
-/// `xid: a reading`, or `xid` without one.
 fn because(failure: &Failure) -> String {
-    if failure.detail.is_empty() {
-        return failure.reason.to_string();
+    reading(failure.reason, &failure.detail)
+}
+
+/// `xid: a reading`, or `xid` without one.
+pub(super) fn reading(reason: Reason, detail: &str) -> String {
+    if detail.is_empty() {
+        return reason.to_string();
     }
-    let detail: String = failure.detail.chars().take(DETAIL_CHARS_MAX).collect();
-    format!("{}: {detail}", failure.reason)
+    let detail: String = detail.chars().take(DETAIL_CHARS_MAX).collect();
+    format!("{reason}: {detail}")
+}
+
+/// The word of a condition for a reason: `PortDown` for `port_down`.
+pub(super) fn camel_case(reason: Reason) -> String {
+    let capital = |part: &str| {
+        let (first, rest) = part.split_at(part.len().min(1));
+        first.to_ascii_uppercase() + rest
+    };
+    reason.as_str().split('_').map(capital).collect()
 }
 
 /// ` of pod team/train`, or nothing.
@@ -78,7 +91,7 @@ fn list(named: Vec<String>, of: usize) -> String {
 }
 
 /// On one line, and cut to the limit of the API.
-fn bounded(text: &str) -> String {
+pub(super) fn bounded(text: &str) -> String {
     let mut text = printable(text).into_owned();
     if text.len() > MESSAGE_BYTES_MAX {
         let mut end = MESSAGE_BYTES_MAX - "…".len();
