@@ -122,6 +122,7 @@ impl User {
             User::Scraper => false,
             User::Pod(_) => match target.kind {
                 Kind::ResourceSlice => true,
+                Kind::ResourceClaim if target.is_status => verb == Verb::Patch,
                 Kind::ResourceClaim => verb == Verb::Get,
                 Kind::Node if target.is_status => verb == Verb::Patch,
                 Kind::Node => matches!(verb, Verb::Get | Verb::List | Verb::Watch),
@@ -157,8 +158,7 @@ impl User {
                 _ => false,
             },
         };
-        let is_node_status = target.kind == Kind::Node && verb == Verb::Patch;
-        if is_allowed && (!target.is_status || is_node_status || *self == User::Admin) {
+        if is_allowed && (!target.is_status || verb == Verb::Patch || *self == User::Admin) {
             return Ok(());
         }
         Err(self.forbidden(verb, target, "no relationship found between the user and this object"))
@@ -202,6 +202,29 @@ impl User {
             });
         }
         Ok(())
+    }
+
+    /// Whether the user may patch what this driver reports about the devices of a claim
+    /// (`AuthorizedForDeviceStatus` of Kubernetes 1.36). The claim is allocated on this node, if its
+    /// node selector names one.
+    pub(super) fn may_report(&self, driver: &str, allocated_on: Option<&str>) -> bool {
+        match self {
+            User::Admin => true,
+            // `associated-node:patch` of `resourceclaims/driver`, for this driver only.
+            User::Pod(Some(node)) => driver == "holdfast.dev" && allocated_on == Some(node),
+            User::Pod(None) | User::Kubelet(_) | User::Reader | User::Scraper => false,
+        }
+    }
+
+    /// The refusal of such a patch, in the words of the API server.
+    pub(super) fn may_not_report(&self, driver: &str) -> String {
+        format!(
+            "Forbidden: changing status.devices requires resource=\"resourceclaims/driver\", \
+             verb=\"[associated-node:patch arbitrary-node:patch]\" permission: \
+             resourceclaims.resource.k8s.io \"{driver}\" is forbidden: User \"{}\" cannot \
+             associated-node:patch resource \"resourceclaims/driver\"",
+            self.name()
+        )
     }
 
     fn forbidden(&self, verb: Verb, target: &Target, why: &str) -> Refusal {

@@ -3,7 +3,8 @@
 //!
 //! It speaks HTTP/1.1 on an address of this machine, without TLS. Objects are JSON. It has the
 //! rules of a real one for versions and preconditions, for the content of a `ResourceSlice`, for
-//! the fields behind feature gates, and for who may do what. The rules are written independently of
+//! for the status of a claim's devices, for the fields behind feature gates, and for who may do
+//! what. The rules are written independently of
 //! the code of the daemon, so that each is a test of the other.
 //!
 //! ```text
@@ -13,10 +14,11 @@
 //!            store: versions, history ─▶ events of the open watches
 //!                │
 //!                ▼
-//!            slices (schema, names), patch: 422;  profile: dropped fields
+//!            slices (schema, names), patch, claim_status: 422;  profile: dropped fields
 //! ```
 
 mod access;
+mod claim_status;
 mod http;
 mod names;
 mod patch;

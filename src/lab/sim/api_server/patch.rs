@@ -84,7 +84,7 @@ fn merge(kind: Kind, path: &str, object: &mut Value, patch: &Value) -> Result<()
 /// A time of the API, in whole seconds.
 #[derive(Debug, Deserialize)]
 #[serde(try_from = "String")]
-struct Time;
+pub(super) struct Time;
 
 impl TryFrom<String> for Time {
     type Error = String;
@@ -157,13 +157,13 @@ struct NodeCondition {
 }
 
 #[derive(Debug, Deserialize)]
-enum ConditionStatus {
+pub(super) enum ConditionStatus {
     True,
     False,
     Unknown,
 }
 
-fn strict<'de, T: Deserialize<'de>>(value: &'de Value) -> Result<T, Refusal> {
+pub(super) fn strict<'de, T: Deserialize<'de>>(value: &'de Value) -> Result<T, Refusal> {
     T::deserialize(value)
         .map_err(|error| Refusal::new(400, format!("strict decoding error: {error}")))
 }

@@ -16,6 +16,10 @@ pub struct Profile {
     pub binding_conditions: bool,
     /// `DRAListTypeAttributes`.
     pub lists: bool,
+    /// `DRAResourceClaimDeviceStatus`: what drivers report about the devices of claims.
+    pub device_status: bool,
+    /// `DRAResourceClaimGranularStatusAuthorization`: that needs a right for each driver.
+    pub granular_status: bool,
     /// A slice has devices or counters, and not both (Kubernetes 1.35).
     pub counters_apart: bool,
 }
@@ -28,6 +32,8 @@ impl Profile {
         consumable_capacity: false,
         binding_conditions: false,
         lists: false,
+        device_status: true,
+        granular_status: false,
         counters_apart: false,
     };
     /// Kubernetes 1.35 with its default gates.
@@ -38,6 +44,7 @@ impl Profile {
         counters: true,
         consumable_capacity: true,
         binding_conditions: true,
+        granular_status: true,
         ..Profile::V1_35
     };
 

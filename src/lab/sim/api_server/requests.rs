@@ -6,7 +6,7 @@ use super::refusal::Refusal;
 use super::state::{Fault, Sent, State, refusal};
 use super::target::{Kind, Selector, Target};
 use super::{Connections, Served};
-use super::{patch, reviews};
+use super::{claim_status, patch, reviews};
 use serde_json::{Value, json};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -286,6 +286,15 @@ fn write(
                 return Ok(Answer::Object(201, trial));
             }
             Ok(Answer::Object(201, state.store.create(target, object, profile)?))
+        }
+        Verb::Patch if kind == Kind::ResourceClaim => {
+            let patch = http::body_as(request, claim_status::CONTENT_TYPE)?;
+            let manager = request.query.get("fieldManager").map_or("", String::as_str);
+            let name = target.name.as_deref().unwrap_or_default();
+            let old = old.ok_or_else(|| Refusal::not_found(kind.plural(), name))?.clone();
+            let new = claim_status::apply(&old, &patch, manager, user, profile)?;
+            let stored = if new == old { old } else { state.store.put(kind, new) };
+            Ok(Answer::Object(200, stored))
         }
         Verb::Patch => {
             user.admit(verb, target, old, None)?;

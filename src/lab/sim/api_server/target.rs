@@ -78,9 +78,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Whether its objects can be patched here: Events, and the status of a node.
+    /// Whether its objects can be patched here: Events, and the status of a node or of a claim.
     pub(super) fn is_patched(&self) -> bool {
-        self.kind == Kind::Event || self.kind == Kind::Node && self.is_status
+        self.kind == Kind::Event || self.is_status
     }
 
     /// `None` if the API server has no such path.
