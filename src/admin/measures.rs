@@ -97,13 +97,14 @@ fn of_dra(page: &mut Page, views: &Views, published: &Published, grants: &[Arc<G
         page.sample(Metric::DraOthers, &[driver, "no"], *devices as u64);
         page.sample(Metric::DraOthers, &[driver, "yes"], same.len() as u64);
     }
-    let [sockets, slices, claims] = &views.dra;
+    let [sockets, slices, claims, statuses] = &views.dra;
     let drivers = published.others.iter().any(|other| !other.same.is_empty());
     for (part, has_problem) in [
         ("claims", claims.borrow().is_some()),
         ("drivers", drivers),
         ("slices", slices.borrow().is_some()),
         ("sockets", sockets.borrow().is_some()),
+        ("statuses", statuses.borrow().is_some()),
     ] {
         page.sample(Metric::DraProblems, &[part], u64::from(has_problem));
     }

@@ -66,8 +66,8 @@ pub struct Views {
     /// Why Events and the condition of the node cannot be written, one sentence each.
     pub not_reported: watch::Receiver<Vec<String>>,
     /// Why claims do not get devices: the kubelet's sockets, the API server, and claims that the
-    /// ledger has lost.
-    pub dra: [watch::Receiver<Option<String>>; 3],
+    /// ledger has lost. Why their status is not written.
+    pub dra: [watch::Receiver<Option<String>>; 4],
     /// What the API server has of this node's devices. `None` if `[dra]` is off.
     pub published: watch::Receiver<Option<Arc<Published>>>,
     /// Why containers lack a part of NVIDIA's driver.

@@ -2,14 +2,15 @@
 
 use super::wiring::Wiring;
 use crate::cluster::{Client, Credentials};
-use crate::domain::{DeviceClass, DeviceId, DraName};
+use crate::domain::{ClaimHealth, DeviceClass, DeviceId, DraName};
+use crate::reporting::Statuses;
 use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, NameOf};
 use crate::serving::{MetadataFacts, Preparer};
 use crate::slices::holders::Lost;
 use crate::slices::names::{Family, NodeName, device_name};
 use crate::tasks::dra::{
     ApiClaims, Driver, EvidenceTask, Healths, Recorder, Records, RecordsTask, Restorer, SlicesTask,
-    SocketsTask, keep_files, live_claims,
+    SocketsTask, StatusesTask, keep_files, live_claims,
 };
 use crate::tasks::nvml::NvmlTask;
 use crate::telemetry::metrics;
@@ -62,6 +63,7 @@ impl Wiring {
         );
         let restorer = self.restorer(&records, files.clone(), devices, Arc::clone(&name_of));
         let evidence = self.claim_evidence(node.clone(), Client::new(credentials.clone()));
+        let statuses = self.claim_statuses(&node, &credentials);
         let (health, healths) = watch::channel(Arc::from([]));
         let (notices, noticed) = watch::channel(None);
         let driver = Driver { preparer: Arc::new(preparer), health: healths };
@@ -74,13 +76,7 @@ impl Wiring {
             sockets: Arc::clone(&self.sockets),
             leaving: self.leaving.subscribe(),
         };
-        let healths = Healths {
-            inventory: views.inventory.clone(),
-            grants: views.grants.clone(),
-            judgement: views.judgement.clone(),
-            name_of,
-            health,
-        };
+        let healths = self.healths(name_of, health);
         let slices = SlicesTask {
             node,
             credentials,
@@ -98,11 +94,38 @@ impl Wiring {
             published: self.publishers.published.clone(),
         };
         let keep = keep_files(files, views.grants.clone());
-        vec![
+        let mut tasks = vec![
             tokio::spawn(healths.keep()),
             tokio::spawn(self.claim_records(records).run()),
             tokio::spawn(begin(restorer, keep, sockets, slices, evidence)),
-        ]
+        ];
+        tasks.extend(statuses.map(|task| tokio::spawn(task.run())));
+        tasks
+    }
+
+    fn healths(&self, name_of: NameOf, health: watch::Sender<Arc<[ClaimHealth]>>) -> Healths {
+        let views = &self.views;
+        Healths {
+            inventory: views.inventory.clone(),
+            grants: views.grants.clone(),
+            judgement: views.judgement.clone(),
+            name_of,
+            health,
+        }
+    }
+
+    /// The task that writes the status of claims. `None` if it is switched off.
+    fn claim_statuses(&self, node: &NodeName, credentials: &Credentials) -> Option<StatusesTask> {
+        let views = &self.views;
+        self.settings.config.claim_status.then(|| StatusesTask {
+            client: Client::new(credentials.clone()),
+            host_root: self.host_root.clone(),
+            inventory: views.inventory.clone(),
+            grants: views.grants.clone(),
+            judgement: views.judgement.clone(),
+            statuses: Statuses::new(node.as_str()),
+            problem: self.publishers.dra_statuses.clone(),
+        })
     }
 
     /// The name of this node, or `None`, which is logged.

@@ -85,6 +85,8 @@ pub(super) struct Publishers {
     pub(super) published: watch::Sender<Option<Arc<Published>>>,
     /// Which claims the ledger has lost, and holds without their names.
     pub(super) dra_claims: watch::Sender<Option<String>>,
+    /// Why the status of claims cannot be written.
+    pub(super) dra_statuses: watch::Sender<Option<String>>,
     /// The evidence about claims that may have ended. Empty without the DRA driver.
     pub(super) claim_evidence: watch::Sender<Arc<ClaimEvidence>>,
     pub(super) ready: watch::Sender<bool>,
@@ -118,6 +120,7 @@ impl Publishers {
             dra_slices: watch::Sender::default(),
             published: watch::Sender::default(),
             dra_claims: watch::Sender::default(),
+            dra_statuses: watch::Sender::default(),
             claim_evidence: watch::Sender::default(),
         }
     }
@@ -173,6 +176,7 @@ impl Wiring {
                 publishers.dra_sockets.subscribe(),
                 publishers.dra_slices.subscribe(),
                 publishers.dra_claims.subscribe(),
+                publishers.dra_statuses.subscribe(),
             ],
             published: publishers.published.subscribe(),
             nvidia_driver: spec_files.gpus.problem(),

@@ -6,7 +6,7 @@
 
 use super::collection::Collection;
 use super::connection::{
-    Connection, Failed, JSON, LIST_BYTES_MAX, OBJECT_BYTES_MAX, Question, STRATEGIC_MERGE,
+    APPLY, Connection, Failed, JSON, LIST_BYTES_MAX, OBJECT_BYTES_MAX, Question, STRATEGIC_MERGE,
 };
 use super::credentials::Credentials;
 use super::error::ClusterError;
@@ -175,8 +175,31 @@ impl Client {
         path: &str,
         patch: &impl Serialize,
     ) -> Result<T, ClusterError> {
+        self.patch_as(path, patch, STRATEGIC_MERGE).await
+    }
+
+    /// Has the object at this path have the fields of `patch` (server-side apply). `path` has the
+    /// field manager. Its other fields in the object are removed. Returns the object as the API
+    /// server has stored it.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub async fn apply<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        patch: &impl Serialize,
+    ) -> Result<T, ClusterError> {
+        self.patch_as(path, patch, APPLY).await
+    }
+
+    async fn patch_as<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        patch: &impl Serialize,
+        content_type: &'static str,
+    ) -> Result<T, ClusterError> {
         let question = question(Method::PATCH, path, patch, true)?;
-        let question = Question { content_type: STRATEGIC_MERGE, ..question };
+        let question = Question { content_type, ..question };
         read(&self.ask(&question, OBJECT_BYTES_MAX).await?)
     }
 

@@ -35,6 +35,9 @@ pub(super) const JSON: &str = "application/json";
 /// A patch that merges lists by the key of their elements (`patchMergeKey` of the API's types).
 pub(super) const STRATEGIC_MERGE: &str = "application/strategic-merge-patch+json";
 
+/// A patch with all fields that its field manager wants to have (server-side apply), as JSON.
+pub(super) const APPLY: &str = "application/apply-patch+yaml";
+
 /// A request.
 #[derive(Debug, Clone)]
 pub(super) struct Question {

@@ -71,6 +71,16 @@ pub struct Details {
     pub causes: Vec<Cause>,
 }
 
+impl Details {
+    /// Whether the right to write the status of a claim's devices for this driver is missing. The
+    /// strategy of claims checks it (`AuthorizedForDeviceStatus`, Kubernetes 1.36), so the answer
+    /// is 422.
+    fn is_of_driver(&self) -> bool {
+        let is_it = |it: &Cause| it.reason == "FieldValueForbidden" && it.field == "status.devices";
+        is_claim_status(&self.path) && self.causes.iter().any(is_it)
+    }
+}
+
 /// One cause of a refusal (`StatusCause` of apimachinery's `meta/v1`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -131,6 +141,7 @@ impl ClusterError {
     pub fn result(&self) -> &'static str {
         match self.code() {
             Some(_) if self.is_of_policy() => "policy",
+            Some(_) if self.is_missing_right() => "forbidden",
             Some(401 | 403) => "forbidden",
             Some(404) => "not_found",
             Some(409) => "conflict",
@@ -152,6 +163,9 @@ impl ClusterError {
     #[must_use]
     pub fn is_missing_right(&self) -> bool {
         let is_right = |details: &Details| details.reason == "Forbidden";
+        if self.details().is_some_and(Details::is_of_driver) {
+            return true;
+        }
         self.code() == Some(403)
             && self.details().is_some_and(is_right)
             && !self.is_of_policy()
@@ -181,6 +195,11 @@ fn is_denial(code: u16, message: &str) -> bool {
         && rest.is_some_and(|rest| rest.contains("' denied request"))
 }
 
+/// Whether the path is that of the status of a claim.
+fn is_claim_status(path: &str) -> bool {
+    path.contains("/resourceclaims/") && path.ends_with("/status")
+}
+
 fn remedy(code: u16, path: &str, message: &str) -> &'static str {
     let is_node_status = path.starts_with("/api/v1/nodes/") && path.ends_with("/status");
     let is_right = message.contains(CANNOT);
@@ -189,6 +208,11 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
             "; a right is not missing: this admission policy denies the write. That of Holdfast \
              permits slices of its driver on the node of the pod's token, which Kubernetes 1.32 and \
              newer add (docs/dra.md)"
+        }
+        _ if is_denial(code, message) && is_claim_status(path) => {
+            "; a right is not missing: this admission policy denies the write. That of Holdfast \
+             permits entries of its driver in claims of the node of the pod's token, which \
+             Kubernetes 1.32 and newer add (docs/dra.md)"
         }
         _ if is_denial(code, message) => {
             "; a right is not missing: this admission policy denies it"
@@ -202,6 +226,10 @@ fn remedy(code: u16, path: &str, message: &str) -> &'static str {
         }
         403 if is_node_status && is_right => "; grant patch of nodes/status (docs/install.md)",
         403 if path.contains("/events") || is_node_status => "",
+        403 if is_claim_status(path) => "; grant patch of resourceclaims/status (docs/dra.md)",
+        422 if is_claim_status(path) && message.contains("resourceclaims/driver") => {
+            "; grant associated-node:patch of resourceclaims/driver for holdfast.dev (docs/dra.md)"
+        }
         403 if path.contains("/resourceclaims") => "; grant get of resourceclaims",
         403 if path.ends_with("/tokenreviews") || path.ends_with("/subjectaccessreviews") => {
             "; grant create of tokenreviews and subjectaccessreviews (docs/install.md)"

@@ -50,7 +50,7 @@ pub use error::{Cause, ClusterError, Details};
 pub use metadata::{List, ObjectMeta};
 pub use object_watch::{ObjectWatch, Report};
 pub use objects::{
-    AllocatedDevices, Allocation, ClaimStatus, Consumer, DeviceConfig, DeviceResult, Node,
-    NodeCondition, NodeInfo, NodeStatus, OpaqueConfig, ResourceClaim, UserInfo,
+    AllocatedDevices, Allocation, ClaimStatus, Condition, Consumer, DeviceConfig, DeviceResult,
+    DeviceStatus, NetworkData, Node, NodeInfo, NodeStatus, OpaqueConfig, ResourceClaim, UserInfo,
 };
 pub use watch::{Watch, WatchEvent};

@@ -26,6 +26,39 @@ pub struct ClaimStatus {
     /// The consumers that may use the claim: pods.
     #[serde(deserialize_with = "null_as_empty")]
     pub reserved_for: Vec<Consumer>,
+    /// What the drivers report about the devices.
+    #[serde(deserialize_with = "null_as_empty")]
+    pub devices: Vec<DeviceStatus>,
+}
+
+/// What a driver reports about an allocated device (`AllocatedDeviceStatus`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeviceStatus {
+    /// The driver's name.
+    pub driver: String,
+    /// The pool.
+    pub pool: String,
+    /// The device's name in the pool.
+    pub device: String,
+    /// The share of a device with consumable capacity.
+    #[serde(rename = "shareID")]
+    pub share_id: Option<String>,
+    /// The conditions. A device has one of each type.
+    #[serde(deserialize_with = "null_as_empty")]
+    pub conditions: Vec<Condition>,
+    /// The network, if the device has one.
+    pub network_data: Option<NetworkData>,
+}
+
+/// The network of a device (`NetworkDeviceData`).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkData {
+    /// The name of the interface.
+    pub interface_name: String,
+    /// Its hardware address.
+    pub hardware_address: String,
 }
 
 /// The allocation of a claim (`AllocationResult`).
@@ -137,14 +170,15 @@ pub struct NodeStatus {
     pub node_info: NodeInfo,
     /// The conditions, of all programs.
     #[serde(deserialize_with = "null_as_empty")]
-    pub conditions: Vec<NodeCondition>,
+    pub conditions: Vec<Condition>,
 }
 
-/// A condition of a node (`NodeCondition`).
+/// A condition of a node (`NodeCondition`), or of a device of a claim (`Condition` of
+/// apimachinery's `meta/v1`).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct NodeCondition {
-    /// Its type. A node has one of each type.
+pub struct Condition {
+    /// Its type. There is one of each type.
     pub r#type: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,

@@ -9,6 +9,7 @@ use super::objects::{
     UserInfo, VersionInfo,
 };
 use super::watch::METADATA;
+use crate::domain::DRA_DRIVER;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
@@ -34,12 +35,29 @@ impl Client {
         namespace: &str,
         name: &str,
     ) -> Result<Option<ResourceClaim>, ClusterError> {
-        let (of, named) = (escaped(namespace), escaped(name));
-        let path = format!("/apis/resource.k8s.io/v1/namespaces/{of}/resourceclaims/{named}");
-        let claim: Option<ResourceClaim> = self.find(&path).await?;
+        let claim: Option<ResourceClaim> = self.find(&claim_path(namespace, name)).await?;
         if let Some(claim) = &claim {
             check(&claim.metadata, namespace, name)?;
         }
+        Ok(claim)
+    }
+
+    /// Gives the status of a claim these fields of this program, and no others of it. Returns the
+    /// claim.
+    ///
+    /// # Errors
+    /// As [`Client::apply`]. If `patch` has a UID and the claim has another, the answer is 422.
+    pub async fn apply_claim_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: &impl Serialize,
+    ) -> Result<ResourceClaim, ClusterError> {
+        let path = claim_path(namespace, name);
+        // With `force`, a field that another program has changed becomes this program's again.
+        let path = format!("{path}/status?fieldManager={DRA_DRIVER}&force=true");
+        let claim: ResourceClaim = self.apply(&path, patch).await?;
+        check(&claim.metadata, namespace, name)?;
         Ok(claim)
     }
 
@@ -159,6 +177,11 @@ impl Client {
         let review: SubjectAccessReview = self.review(SUBJECT_ACCESS_REVIEWS, &question).await?;
         Ok(review.status.allowed)
     }
+}
+
+fn claim_path(namespace: &str, name: &str) -> String {
+    let (of, named) = (escaped(namespace), escaped(name));
+    format!("/apis/resource.k8s.io/v1/namespaces/{of}/resourceclaims/{named}")
 }
 
 fn events(namespace: &str) -> String {

@@ -104,6 +104,7 @@ impl Change {
             ("dra.enabled", before.dra != after.dra),
             ("dra.vendor_attributes", before.vendor_attributes != after.vendor_attributes),
             ("dra.device_metadata", before.device_metadata != after.device_metadata),
+            ("dra.claim_status", before.claim_status != after.claim_status),
         ]);
         Change { resources, reordered, live, needs_restart }
     }
@@ -140,6 +141,7 @@ impl Config {
             dra: self.dra,
             vendor_attributes: self.vendor_attributes,
             device_metadata: self.device_metadata,
+            claim_status: self.claim_status,
             resources: other.offered(self.dra),
             ..other.clone()
         }

@@ -145,6 +145,7 @@ pub(super) struct Dra {
     pub(super) enabled: Option<bool>,
     pub(super) vendor_attributes: Option<bool>,
     pub(super) device_metadata: Option<bool>,
+    pub(super) claim_status: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -52,6 +52,7 @@ pub(super) const KEYS: &[Key] = &[
     ("dra", "enabled", "false"),
     ("dra", "vendor_attributes", "false"),
     ("dra", "device_metadata", "false"),
+    ("dra", "claim_status", "false"),
     ("resource", "preset", ""),
     ("resource", "name", ""),
     ("resource", "api", "\"plugin\""),
@@ -261,7 +262,7 @@ mod tests {
             Some(TlsFiles { cert: file.clone(), key: file.clone(), client_ca: Some(file.clone()) });
         let (dra, vendor_attributes, authorize, device_metadata) = (true, true, true, true);
         let other = Config { dra, vendor_attributes, reported, tls, authorize, ..config(other) };
-        let other = Config { device_metadata, ..other };
+        let other = Config { device_metadata, claim_status: true, ..other };
         let change = Change::between(&config(""), &other);
         let keys = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
         assert_eq!(

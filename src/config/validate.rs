@@ -97,6 +97,7 @@ pub(super) fn validate(fragment: &Fragment, files: Vec<PathBuf>) -> Result<Confi
         dra: dra(&fragment.dra)?,
         vendor_attributes: fragment.dra.vendor_attributes.unwrap_or_default(),
         device_metadata: fragment.dra.device_metadata.unwrap_or_default(),
+        claim_status: fragment.dra.claim_status.unwrap_or_default(),
         resources,
         files,
         requested_file: None,

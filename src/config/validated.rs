@@ -72,6 +72,8 @@ pub struct Config {
     pub vendor_attributes: bool,
     /// Whether containers of claims get files about their devices (`[dra] device_metadata`).
     pub device_metadata: bool,
+    /// Whether the status of claims is written to the API server (`[dra] claim_status`).
+    pub claim_status: bool,
     /// The resources in the order of the files: the first that selects a device gets it. If empty,
     /// known hardware is offered under its usual names.
     pub resources: Vec<Arc<ResourceSpec>>,

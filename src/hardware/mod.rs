@@ -64,6 +64,7 @@ pub use chardev::{known_node, objects_of_node};
 pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;
+pub use net::interface;
 pub use node_names::{HeldNode, NamedNode, NodeName, name_nodes};
 pub use nvidia::{driver_version as nvidia_driver_version, nvidia_gpu};
 pub use nvidia_driver::{KnownHook, no_nvidia_driver, nvidia_driver};

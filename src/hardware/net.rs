@@ -4,7 +4,7 @@
 
 use super::facts::{Facts, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::PciFunction;
+use crate::domain::{Device, PciFunction};
 use crate::host::HostRoot;
 
 /// The facts of the interfaces of a function, whose folder is `dir`.
@@ -16,6 +16,17 @@ pub(super) fn facts(root: &HostRoot, dir: &str, function: &PciFunction) -> Facts
     });
     facts.note("link_type", kind.as_deref().and_then(link_type));
     facts
+}
+
+/// The name and the hardware address of the interface of a device, if it has one and no other, and
+/// the interface is in the network namespace of the host.
+#[must_use]
+pub fn interface(root: &HostRoot, device: &Device) -> Option<(String, String)> {
+    let function = device.pci.as_deref()?;
+    let [name] = function.net.as_slice() else { return None };
+    let below = root.read(&format!("{}/net/{name}/address", folder(function.address)));
+    let address = below.or_else(|| root.read(&format!("sys/class/net/{name}/address")))?;
+    Some((name.clone(), address)).filter(|(_, address)| !address.is_empty())
 }
 
 /// The number that the firmware gives a function of the mainboard (Linux
@@ -45,7 +56,7 @@ pub(super) fn add_vdpa(root: &HostRoot, function: &PciFunction, facts: &mut Fact
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{function, write};
+    use super::super::testing::{device, function, write};
     use super::*;
     use std::os::unix::fs::symlink;
 
@@ -62,6 +73,25 @@ mod tests {
             let facts = facts(&HostRoot::new(dir.path()), &super::folder(card.address), &card);
             assert_eq!(facts.attributes.get("link_type"), expected);
         }
+    }
+
+    #[test]
+    fn an_only_interface_is_found_while_it_is_on_the_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        let with = |net: &[&str]| {
+            let net = net.iter().map(|name| (*name).to_owned()).collect();
+            let pci = Some(Box::new(PciFunction { net, ..function("0000:3b:00.0") }));
+            interface(&root, &Device { pci, ..device("0000:3b:00.0", "x") })
+        };
+        assert_eq!(with(&["ens1"]), None, "it is in a pod");
+        write(dir.path(), "sys/class/net/ens1/address", "02:00:00:00:00:01\n");
+        let found = |address: &str| Some(("ens1".to_owned(), address.to_owned()));
+        assert_eq!(with(&["ens1"]), found("02:00:00:00:00:01"));
+        let folder = "sys/bus/pci/devices/0000:3b:00.0/net";
+        write(dir.path(), &format!("{folder}/ens1/address"), "02:00:00:00:00:02\n");
+        assert_eq!(with(&["ens1"]), found("02:00:00:00:00:02"));
+        assert_eq!((with(&[]), with(&["ens0", "ens1"])), (None, None));
     }
 
     #[test]

@@ -57,7 +57,7 @@ pub struct Network {
     pub hardware_address: String,
 }
 
-/// The networks of claims' devices that were looked at; `None` of a device without one.
+/// The networks of claims' devices that were checked; `None` of a device without one.
 pub type Networks = BTreeMap<(AllocId, EntryKey), Option<Network>>;
 
 /// What is true of a device of a claim.

@@ -2,14 +2,15 @@
 //! node, and the status of claims. Pure: no clock, disk, log or connection.
 //!
 //! ```text
-//!   inventory, verdicts, grants ─▶ Seen ─┬─▶ Announcer ─▶ the next Event, or a wait
-//!                               │        └─▶ Keeper ────▶ the next patch of the node, or a wait
-//!                               └▶ SeenClaim ─▶ Statuses ─▶ the next patch of a claim, or a wait
+//!   inventory, ─┬▶ Seen ─┬─▶ Announcer ─▶ the next Event, or a wait
+//!   verdicts,   │        └─▶ Keeper ────▶ the next patch of the node, or a wait
+//!   grants      └▶ SeenClaim ▶ Statuses ▶ the next patch of a claim, or a wait
 //! ```
 //!
-//! [`Announcer`], [`Keeper`] and [`Statuses`] compare what is true now with what they have written. So there is
-//! no queue: while the API server is away, changes that were undone are never written, and the
-//! newest state is written after it. The calls between a step and its [`Outcome`] are the shell's.
+//! [`Announcer`], [`Keeper`] and [`Statuses`] compare what is true now with what they have written.
+//! So there is no queue: while the API server is away, changes that were undone are never written,
+//! and the newest state is written after it. The calls between a step and its [`Outcome`] are the
+//! shell's.
 
 pub mod announcer;
 pub mod claims;

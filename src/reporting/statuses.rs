@@ -1,4 +1,4 @@
-//! Which status of which claim is written next, and when.
+//! Whose status is written next, and when.
 
 use super::claims::{ClaimPatch, EntryKey, SeenClaim, StoredEntry};
 use super::{FORBIDDEN_FOR, Outcome, Step};
@@ -76,7 +76,7 @@ impl Claim {
     fn take(&mut self, seen: SeenClaim, now: Moment) {
         let former = self.seen.take();
         if former.as_ref().is_none_or(|former| former.grants != seen.grants) {
-            // Allocated anew, or prepared again. The API server has removed the former entries, or
+            // Allocated or prepared again. The API server has removed the former entries, or
             // the next write replaces them.
             if former.is_some() || !matches!(self.known, Known::Nothing) {
                 self.known = Known::Stored(Stored::new());
@@ -252,7 +252,7 @@ impl Statuses {
                 self.pace.succeed();
                 claim.known = Known::Gone;
             }
-            // Whatever it has is replaced. The answer to the write shows whether that is permitted.
+            // All that it has is replaced. The answer to the write shows whether that is permitted.
             Outcome::Refused | Outcome::Forbidden if was_read => {
                 self.pace.succeed();
                 claim.known = Known::Stored(Stored::new());

@@ -34,19 +34,21 @@ pub(crate) struct ReportingTask {
 
 /// What is written, and why it cannot be.
 #[derive(Debug)]
-struct Part {
+pub(super) struct Part {
     what: &'static str,
-    kind: &'static str,
-    problem: Option<String>,
+    pub(super) kind: &'static str,
+    pub(super) problem: Option<String>,
+    /// Whether the problem stays although nothing has to be written.
+    pub(super) is_lasting: bool,
 }
 
 impl Part {
-    fn new(what: &'static str, kind: &'static str) -> Self {
-        Part { what, kind, problem: None }
+    pub(super) fn new(what: &'static str, kind: &'static str) -> Self {
+        Part { what, kind, problem: None, is_lasting: false }
     }
 
     /// Counts the answer, and logs the first failure of several.
-    fn answered<T>(&mut self, answer: &Result<T, ClusterError>, is_refused: bool) {
+    pub(super) fn answered<T>(&mut self, answer: &Result<T, ClusterError>, is_refused: bool) {
         let result = answer.as_ref().err().map_or("ok", ClusterError::result);
         metrics::reported(self.kind, result);
         match answer {
@@ -64,10 +66,21 @@ impl Part {
     }
 
     /// There is no problem any more, or nothing to write.
-    fn ends(&mut self) {
+    pub(super) fn ends(&mut self) {
         if self.problem.take().is_some() {
             tracing::info!(what = self.what, "the API server is up to date again");
         }
+    }
+
+    /// Shows the problem in `status`.
+    pub(super) fn show_in(&self, shown: &watch::Sender<Option<String>>) {
+        shown.send_if_modified(|shown| {
+            let is_other = *shown != self.problem;
+            if is_other {
+                shown.clone_from(&self.problem);
+            }
+            is_other
+        });
     }
 }
 
@@ -209,11 +222,11 @@ impl ReportingTask {
 }
 
 /// What a failure means for a core. An answer of a proxy has no reason, and may change soon.
-fn outcome_of<T>(error: &ClusterError) -> Outcome<T> {
+pub(super) fn outcome_of<T>(error: &ClusterError) -> Outcome<T> {
     let has_reason = error.details().is_some_and(|details| !details.reason.is_empty());
     match error.code() {
         _ if error.is_absence() => Outcome::Absent,
-        Some(403) if error.is_missing_right() => Outcome::Forbidden,
+        Some(403 | 422) if error.is_missing_right() => Outcome::Forbidden,
         Some(400 | 403 | 405 | 413 | 415 | 422) if has_reason => Outcome::Refused,
         _ => Outcome::Failed(error.retry_after()),
     }

@@ -114,7 +114,7 @@ table! {
         "Devices of other DRA drivers on this node, of at most 16: those that they publish \
          (same_hardware is no), and the devices of Holdfast among them (yes).";
     DraProblems = Gauge "holdfast_dra_problems" ["part"]
-        "1 while a part of the DRA driver has a problem (sockets, slices, claims or drivers); the status \
+        "1 while a part of the DRA driver has a problem (sockets, slices, claims, statuses or drivers); the status \
          verb shows it.";
     DraDevices = Gauge "holdfast_dra_published_devices" ["pool"]
         "Devices in the ResourceSlices of this node, as the API server has them.";
@@ -185,8 +185,8 @@ table! {
     Releases = Counter "holdfast_releases_total" ["released_by"]
         "Released grants by proof (pod_gone, handed_on, superseded or never_started; for a claim unprepared, reallocated, claim_gone, never_prepared or operator).";
     ReportWrites = Counter "holdfast_report_writes_total" ["kind", "result"]
-        "Writes of Events and of the node's condition by kind (event or condition) and result (ok, \
-         conflict, forbidden, policy, invalid, not_found, throttled or error).";
+        "Writes of what users of the cluster see, by kind (event, condition or claim) and result \
+         (ok, conflict, forbidden, policy, invalid, not_found, throttled or error).";
     RequestsRefused = Counter "holdfast_requests_refused_total" ["socket", "reason"]
         "Requests and connections refused by a limit or without the token, by socket (telemetry, plugin or control) and reason.";
     Registered = Gauge "holdfast_resource_registered" ["resource"]

@@ -80,12 +80,16 @@ impl World {
             json!({ "request": "gpu", "driver": DRA_DRIVER, "pool": format!("{NODE}/char"),
                     "device": device })
         };
+        let field = json!({ "key": "metadata.name", "operator": "In", "values": [NODE] });
         self.server.put(
             Kind::ResourceClaim,
             json!({
                 "metadata": { "namespace": of.namespace, "name": of.name, "uid": of.uid },
                 "status": {
-                    "allocation": { "devices": { "results": devices.iter().map(result).collect::<Vec<_>>() } },
+                    "allocation": {
+                        "devices": { "results": devices.iter().map(result).collect::<Vec<_>>() },
+                        "nodeSelector": { "nodeSelectorTerms": [{ "matchFields": [field] }] },
+                    },
                     "reservedFor": [{ "resource": "pods", "name": pod, "uid": pod }],
                 },
             }),

@@ -31,6 +31,8 @@ mod dra_migrate;
 mod dra_nvml;
 #[cfg(feature = "cluster")]
 mod dra_operator;
+#[cfg(feature = "cluster")]
+mod dra_status;
 mod edges;
 mod growth;
 mod handover;

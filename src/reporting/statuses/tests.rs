@@ -65,7 +65,7 @@ impl World {
         Moment { boot: self.now, wall }
     }
 
-    /// The control plane allocates the claim anew, and the kubelet has it prepared.
+    /// The control plane allocates the claim again, and the kubelet has it prepared.
     fn prepare(&mut self, claim: &str) {
         self.allocations += 1;
         let object = Object { is_allocated: true, entries: Stored::new() };

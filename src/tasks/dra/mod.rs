@@ -5,6 +5,7 @@
 //! kubelet ── Prepare, Unprepare ─▶ Driver ─▶ serving::claims ─┬─▶ ApiClaims ─▶ API server
 //!                                                             └─▶ Recorder  ─▶ ledger
 //! inventory, grants ─▶ slices ─▶ API server                    CDI files ◀─ files
+//!                   ├▶ statuses ─▶ API server
 //!                   └▶ health ─▶ kubelet
 //! the kubelet's record ─▶ records ─▶ ledger
 //! ```
@@ -20,6 +21,7 @@ mod recorder;
 mod records;
 mod restorer;
 mod slices;
+mod statuses;
 mod suspects;
 
 pub(crate) use self::api_claims::ApiClaims;
@@ -29,6 +31,7 @@ pub(crate) use self::recorder::Recorder;
 pub(crate) use self::records::{Records, RecordsTask};
 pub(crate) use self::restorer::Restorer;
 pub(crate) use self::slices::SlicesTask;
+pub(crate) use self::statuses::StatusesTask;
 
 use crate::domain::{ClaimHealth, ClaimHold, ClaimRef, Grant, PreparedDevice};
 use crate::kubelet::dra::{Answers, Claims, Listeners, Notice, Server, Tracking};

@@ -205,8 +205,8 @@ impl User {
     }
 
     /// Whether the user may patch what this driver reports about the devices of a claim
-    /// (`AuthorizedForDeviceStatus` of Kubernetes 1.36). The claim is allocated on this node, if its
-    /// node selector names one.
+    /// (`AuthorizedForDeviceStatus` of Kubernetes 1.36). `allocated_on` is the node that the
+    /// claim's node selector names.
     pub(super) fn may_report(&self, driver: &str, allocated_on: Option<&str>) -> bool {
         match self {
             User::Admin => true,
