@@ -59,6 +59,7 @@ mod rights;
 mod shares;
 mod slices;
 mod socket;
+mod statuses;
 mod timelines;
 mod upgrades;
 mod vendors;
@@ -177,6 +178,7 @@ tests! {
     a_service_account_may_write_only_slices_of_its_node: rights::service_account,
     a_failed_device_is_shown_with_the_kubelets_credentials: reporting::kubelet,
     a_failed_device_is_shown_with_the_service_account: reporting::service_account,
+    the_status_of_a_claim_has_its_devices: statuses::of_claims,
     pods_of_both_apis_race_for_devices: racing::both_apis,
     a_node_moves_between_the_apis_while_pods_come_and_go: moving::without_policy,
     a_node_moves_between_the_apis_with_aligned_devices: moving::with_policies,

@@ -1,0 +1,177 @@
+//! The status of claims: what a user of the cluster sees of the devices, and the rights for it.
+
+use crate::api::CLAIMS;
+use crate::cluster::Cluster;
+use crate::daemon::{CLAIMED, Daemon};
+use crate::node::{DEVICES, NODE, device};
+use crate::objects::{LISTS, claim, text_of};
+use crate::plane::AUDIT;
+use crate::rights::OF_POD;
+use crate::{SOON, pki, rights, say, wait_for};
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+const RBAC: &str = include_str!("../../packaging/kustomize/components/claim-status/rbac.yaml");
+const POLICY: &str = include_str!("../../packaging/kustomize/components/claim-status/policy.yaml");
+const OFF: &str = "enabled = true\nvendor";
+const ON: &str = "enabled = true\nclaim_status = true\nvendor";
+
+impl Cluster {
+    fn claim_object(&self, name: &str) -> Value {
+        self.api.get(&format!("{CLAIMS}/{name}")).unwrap()
+    }
+
+    /// The conditions of the devices of a claim: `<type>=<status> <reason>`, sorted by device.
+    fn claim_conditions(&self, name: &str) -> Vec<String> {
+        let claim = self.claim_object(name);
+        let mut entries = claim["status"]["devices"].as_array().cloned().unwrap_or_default();
+        entries.sort_by_key(|entry| entry["device"].to_string());
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let shown = |it: &Value| {
+            format!("{}={} {}", text(&it["type"]), text(&it["status"]), text(&it["reason"]))
+        };
+        let conditions = entries.iter().filter_map(|entry| entry["conditions"].as_array());
+        conditions.flatten().map(shown).collect()
+    }
+
+    fn until_claim_conditions(&self, name: &str, healthy: &[&str]) {
+        let conditions =
+            |healthy: &&str| ["Ready=True Prepared".into(), format!("Healthy={healthy}")];
+        let wanted: Vec<String> = healthy.iter().flat_map(conditions).collect();
+        wait_for(&format!("{name}: {wanted:?}"), SOON, || {
+            (self.claim_conditions(name) == wanted).then_some(())
+        });
+    }
+
+    /// The answers to the service account's patches of the status of claims, from the audit log.
+    fn status_patches(&self, claim: &str) -> Vec<u64> {
+        let log = fs::read_to_string(self.dir.join(AUDIT)).unwrap_or_default();
+        let events = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let is_it = |event: &Value| {
+            let of = &event["objectRef"];
+            event["verb"] == "patch"
+                && of["resource"] == "resourceclaims"
+                && of["subresource"] == "status"
+                && of["name"] == claim
+        };
+        events.filter(is_it).map(|it| it["responseStatus"]["code"].as_u64().unwrap()).collect()
+    }
+
+    /// A write of an entry of the service account in a claim with a device of another node.
+    fn writes_for_another_node(&self) -> Result<(), String> {
+        let condition = json!({ "type": "Ready", "status": "True", "reason": "Test", "message": "",
+            "lastTransitionTime": "2026-01-02T03:04:05Z" });
+        let entry = json!({ "driver": "holdfast.dev", "pool": "node-2/char", "device": "d",
+            "conditions": [condition] });
+        let patch = format!("--patch={}", json!({ "status": { "devices": [entry] } }));
+        let write = ["patch", "resourceclaim", "foreign", "--subresource=status", "--type=merge"];
+        let output = self.api.kubectl(OF_POD, &[&write[..], &[&patch]].concat(), "");
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() { Ok(()) } else { Err(error) }
+    }
+
+    /// A claim to which the control plane seems to have allocated a device of another node, on this
+    /// node.
+    fn create_foreign_claim(&self) {
+        let mut foreign = self.api.create(CLAIMS, &claim("foreign", &[0]));
+        let result = json!({ "request": "device-0", "driver": "holdfast.dev", "pool": "node-2/char",
+            "device": "d" });
+        let field = json!({ "key": "metadata.name", "operator": "In", "values": [NODE] });
+        foreign["status"] = json!({ "allocation": {
+            "devices": { "results": [result] },
+            "nodeSelector": { "nodeSelectorTerms": [{ "matchFields": [field] }] },
+        } });
+        self.api.replace(&format!("{CLAIMS}/foreign/status"), &foreign);
+    }
+
+    /// Without the rights the status is not written, and pods run.
+    fn check_without_rights(&mut self) {
+        let credentials = pki::kubeconfig(&self.dir, "kubelet");
+        let mut daemon = Daemon::launch(self, Path::new("/"), &credentials, CLAIMED);
+        daemon.wait_until_registered(self);
+        daemon.configure(OFF, ON);
+        daemon.kill_and_start(|| ());
+        daemon.wait_until_registered(self);
+        self.published(DEVICES);
+        self.create_holder("unreported", &[0], LISTS);
+        self.running("unreported");
+        let problems = wait_for("the missing right", SOON, || {
+            let problems = daemon.problems().to_string();
+            problems.contains("resourceclaims/status").then_some(problems)
+        });
+        assert!(problems.contains("grant patch of resourceclaims/status"), "{problems}");
+        self.end("unreported");
+        daemon.wait_until_released("unreported");
+    }
+}
+
+pub(crate) fn of_claims(cluster: &mut Cluster) {
+    if cluster.lacks("DRAResourceClaimDeviceStatus") {
+        return;
+    }
+    cluster.check_without_rights();
+    let account = cluster.create_account();
+    for text in [rights::RBAC, rights::POLICY, RBAC, POLICY] {
+        cluster.api.apply(text);
+    }
+    // `kubectl patch` reads what it patches; the daemon does not.
+    let reader = RBAC.replace("verbs: [patch]", "verbs: [get]");
+    cluster.api.apply(&reader.replace("holdfast-claim-status", "test-reads-status"));
+    cluster.create_foreign_claim();
+    wait_for("the policy is in force", SOON, || {
+        let refused = cluster.writes_for_another_node().err();
+        refused.filter(|it| it.contains("a device is not of the node of the pod"))
+    });
+
+    let credentials = pki::kubeconfig(&cluster.dir, OF_POD);
+    let mut daemon = Daemon::launch(cluster, Path::new("/"), &credentials, CLAIMED);
+    daemon.wait_until_registered(cluster);
+    daemon.configure(OFF, ON);
+    daemon.kill_and_start(|| ());
+    daemon.wait_until_registered(cluster);
+    cluster.published(DEVICES);
+    cluster.create_holder("reported", &[0, 1], LISTS);
+    cluster.running("reported");
+    cluster.until_claim_conditions("reported", &["True Healthy", "True Healthy"]);
+    let shown = cluster.shown("admin", &["describe", "resourceclaim", "reported"]);
+    for text in ["Prepared", "Healthy", "example.com/claimed"] {
+        assert!(shown.contains(text), "{shown}");
+    }
+    assert_eq!(daemon.problems(), Value::Null);
+
+    // A start reads the claim, and a failure after it is the next write.
+    let before = cluster.claim_object("reported");
+    daemon.kill_and_start(|| ());
+    daemon.wait_until_registered(cluster);
+    let hidden = "/dev/hidden-by-the-test";
+    fs::rename(device(1), hidden).unwrap();
+    cluster.until_claim_conditions("reported", &["True Healthy", "False DeviceGone"]);
+    assert_eq!(cluster.status_patches("reported"), [200, 200]);
+    let after = cluster.claim_object("reported");
+    assert_eq!(text_of(&after, "uid"), text_of(&before, "uid"));
+    let of_first = |claim: &Value| {
+        let entries = claim["status"]["devices"].as_array().unwrap().clone();
+        entries.into_iter().find(|it| it["conditions"].to_string().contains("claimed0")).unwrap()
+    };
+    assert_eq!(of_first(&after), of_first(&before));
+    fs::rename(hidden, device(1)).unwrap();
+    cluster.until_claim_conditions("reported", &["True Healthy", "True Healthy"]);
+
+    // The control plane deallocates the claim after the end of its pod, and the entries go.
+    cluster.end("reported");
+    daemon.wait_until_released("reported");
+    wait_for("the claim is deallocated", SOON, || {
+        let status = &cluster.claim_object("reported")["status"];
+        (status["allocation"].is_null() && status["devices"].is_null()).then_some(())
+    });
+    wait_for("the last write", SOON, || {
+        (cluster.status_patches("reported").len() == 4).then_some(())
+    });
+    assert_eq!(cluster.status_patches("reported"), [200; 4], "the last one removes what is left");
+    assert_eq!(daemon.problems(), Value::Null);
+    drop(daemon);
+    cluster.api.delete(&format!("{CLAIMS}/foreign"), None);
+    cluster.api.delete(&account, Some(0));
+    say("the status of a claim has its devices until the claim is deallocated");
+}
