@@ -58,28 +58,50 @@ impl Cluster {
         events.filter(is_it).map(|it| it["responseStatus"]["code"].as_u64().unwrap()).collect()
     }
 
-    /// A write of an entry of the service account in a claim with a device of another node.
-    fn writes_for_another_node(&self) -> Result<(), String> {
-        let condition = json!({ "type": "Ready", "status": "True", "reason": "Test", "message": "",
-            "lastTransitionTime": "2026-01-02T03:04:05Z" });
-        let entry = json!({ "driver": "holdfast.dev", "pool": "node-2/char", "device": "d",
-            "conditions": [condition] });
-        let patch = format!("--patch={}", json!({ "status": { "devices": [entry] } }));
+    /// A write of the service account to the status of a claim with devices of another node and of
+    /// another driver.
+    fn write_foreign(&self, status: &Value) -> Result<(), String> {
+        let patch = format!("--patch={}", json!({ "status": status }));
         let write = ["patch", "resourceclaim", "foreign", "--subresource=status", "--type=merge"];
         let output = self.api.kubectl(OF_POD, &[&write[..], &[&patch]].concat(), "");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() { Ok(()) } else { Err(error) }
     }
 
+    /// Only entries of this driver for devices of the own node may be written: Kubernetes 1.36
+    /// checks a part of that itself, and the policy all of it.
+    fn check_policy(&self) {
+        let entry = |driver: &str| {
+            let condition = json!({ "type": "Ready", "status": "True", "reason": "Test",
+                "message": "", "lastTransitionTime": "2026-01-02T03:04:05Z" });
+            json!({ "devices": [{ "driver": driver, "pool": "node-2/char", "device": "d",
+                "conditions": [condition] }] })
+        };
+        wait_for("the policy is in force", SOON, || {
+            let refused = self.write_foreign(&entry("holdfast.dev")).err();
+            refused.filter(|it| it.contains("a device is not of the node of the pod"))
+        });
+        let reserved = json!({ "reservedFor": [{ "resource": "pods", "name": "p", "uid": "u" }] });
+        for (status, of_server, of_policy) in [
+            (entry("other.example.com"), "resourceclaims/driver", "only the entries of the driver"),
+            (reserved, "resourceclaims/binding", "only the status of devices may be changed"),
+        ] {
+            let error = self.write_foreign(&status).unwrap_err();
+            assert!(error.contains(of_server) || error.contains(of_policy), "{error}");
+            say(format_args!("refused: {}", error.trim()));
+        }
+    }
+
     /// A claim to which the control plane seems to have allocated a device of another node, on this
     /// node.
     fn create_foreign_claim(&self) {
         let mut foreign = self.api.create(CLAIMS, &claim("foreign", &[0]));
-        let result = json!({ "request": "device-0", "driver": "holdfast.dev", "pool": "node-2/char",
-            "device": "d" });
+        let results = ["holdfast.dev", "other.example.com"].map(|driver| {
+            json!({ "request": "device-0", "driver": driver, "pool": "node-2/char", "device": "d" })
+        });
         let field = json!({ "key": "metadata.name", "operator": "In", "values": [NODE] });
         foreign["status"] = json!({ "allocation": {
-            "devices": { "results": [result] },
+            "devices": { "results": results },
             "nodeSelector": { "nodeSelectorTerms": [{ "matchFields": [field] }] },
         } });
         self.api.replace(&format!("{CLAIMS}/foreign/status"), &foreign);
@@ -119,10 +141,7 @@ pub(crate) fn of_claims(cluster: &mut Cluster) {
     let reader = RBAC.replace("verbs: [patch]", "verbs: [get]");
     cluster.api.apply(&reader.replace("holdfast-claim-status", "test-reads-status"));
     cluster.create_foreign_claim();
-    wait_for("the policy is in force", SOON, || {
-        let refused = cluster.writes_for_another_node().err();
-        refused.filter(|it| it.contains("a device is not of the node of the pod"))
-    });
+    cluster.check_policy();
 
     let credentials = pki::kubeconfig(&cluster.dir, OF_POD);
     let mut daemon = Daemon::launch(cluster, Path::new("/"), &credentials, CLAIMED);

@@ -75,9 +75,20 @@ impl World {
 
     /// Makes the control plane allocate these devices to a claim, for a pod.
     pub(crate) fn allocate(&self, claim: &str, pod: &str, devices: &[String]) -> Claim {
+        self.allocate_in("char", claim, pod, devices)
+    }
+
+    /// The same with the devices of this pool.
+    pub(crate) fn allocate_in(
+        &self,
+        pool: &str,
+        claim: &str,
+        pod: &str,
+        devices: &[String],
+    ) -> Claim {
         let of = claim_ref(claim);
         let result = |device: &String| {
-            json!({ "request": "gpu", "driver": DRA_DRIVER, "pool": format!("{NODE}/char"),
+            json!({ "request": "gpu", "driver": DRA_DRIVER, "pool": format!("{NODE}/{pool}"),
                     "device": device })
         };
         let field = json!({ "key": "metadata.name", "operator": "In", "values": [NODE] });

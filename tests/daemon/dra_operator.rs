@@ -386,6 +386,17 @@ fn doctor_asks_the_api_server_as_the_daemon_does() {
         }
         assert!(world.server.objects(Kind::ResourceSlice).is_empty(), "nothing is stored");
 
+        // The status of claims needs a right that a kubelet lacks.
+        let text = std::fs::read_to_string(node.config_file()).unwrap();
+        node.write_config(&text.replace("[dra]\n", "[dra]\nclaim_status = true\n"));
+        for (user, wanted) in [
+            (User::Kubelet(NODE.into()), &["dra-right-missing"][..]),
+            (User::Pod(Some(NODE.into())), &[]),
+        ] {
+            world.server.add_user(Some("token"), user);
+            assert_eq!(codes(node).await, wanted);
+        }
+
         world.server.add_user(Some("token"), User::Pod(Some(NODE.into())));
         world.server.delete_node();
         assert_eq!(codes(node).await, ["dra-node-unknown"]);

@@ -3,7 +3,7 @@
 use crate::common::{Daemon, HANG, http_get, run, telemetry, until};
 use crate::dra::{NODE, World, stop};
 use holdfast::lab::sim::api_server::{Fault, Kind, Profile, User};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -152,6 +152,49 @@ fn a_prepare_does_not_wait_for_the_status_which_is_written_after_an_outage() {
         let patched = patches(&world);
         until("the last request", || patches(&world), |now| *now > patched).await;
         assert_eq!(problems(), "null");
+        stop(daemon).await;
+    });
+}
+
+#[test]
+fn the_interface_of_a_function_is_shown_also_after_it_was_moved() {
+    run(async {
+        let world = world(1, pod()).await;
+        let function = "host/sys/bus/pci/devices/0000:3b:00.0";
+        let write = |file: &str, text: &str| {
+            let path = world.node.path(&format!("{function}/{file}"));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        for (file, text) in [("vendor", "0x15b3"), ("device", "0x101e"), ("class", "0x020000")] {
+            write(file, text);
+        }
+        write("uevent", "DRIVER=mlx5_core\n");
+        write("net/ens1/type", "1\n");
+        write("net/ens1/address", "02:00:00:00:00:01\n");
+        let text = std::fs::read_to_string(world.node.config_file()).unwrap();
+        let resource =
+            "\n[[resource]]\nname = \"example.com/net\"\nclass = \"network\"\napi = \"dra\"\n";
+        world.node.write_config(&(text + resource));
+        let _kubelet = world.node.start_kubelet().await;
+        let (mut daemon, names) = started(&world, 2).await;
+        let device = names.iter().find(|name| name.starts_with("0000-3b")).unwrap().clone();
+        let claim = world.allocate_in("net", "port", "pod-1", std::slice::from_ref(&device));
+        world.manager.prepare("pod-1", std::slice::from_ref(&claim)).await.unwrap();
+        until_conditions(&world, "port", &healthy(&device)).await;
+        let network = json!({ "interfaceName": "ens1", "hardwareAddress": "02:00:00:00:00:01" });
+        assert_eq!(devices(&world, "port")[0]["networkData"], network);
+
+        // A network plugin moves it into the pod; the next daemon does not see it.
+        daemon.kill();
+        std::fs::remove_dir_all(world.node.path(&format!("{function}/net"))).unwrap();
+        let daemon = world.start();
+        let cordon = ["device", "cordon", "0000:3b:00.0", "--reason", "cable"];
+        until("the cordon", || world.node.output(&cordon).status.success(), |it| *it).await;
+        let cordoned =
+            [format!("{device} Ready=True Prepared"), format!("{device} Healthy=False Cordoned")];
+        until_conditions(&world, "port", &cordoned).await;
+        assert_eq!(devices(&world, "port")[0]["networkData"], network);
         stop(daemon).await;
     });
 }

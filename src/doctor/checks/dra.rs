@@ -78,8 +78,16 @@ fn refused(refused: &RefusedRequest) -> Finding {
         return Finding::new(&DRA_POLICY_DENIES, request, why, todo);
     }
     let why = if why.is_empty() { "the credentials lack this right" } else { why };
-    let todo = "components/dra or `features.dra.enabled` has the ClusterRole; the kubelet's own \
-                credentials need none (docs/dra.md)";
+    let todo = match request.ends_with("/status") {
+        true => {
+            "components/claim-status or `features.claimStatus` has the ClusterRole; the kubelet's \
+             own credentials lack this right; or set `[dra] claim_status = false` (docs/dra.md)"
+        }
+        false => {
+            "components/dra or `features.dra.enabled` has the ClusterRole; the kubelet's own \
+             credentials need none (docs/dra.md)"
+        }
+    };
     Finding::new(&DRA_RIGHT_MISSING, request, why, todo)
 }
 

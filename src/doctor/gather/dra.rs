@@ -27,6 +27,9 @@ const RIGHTS: [(&str, &str); 4] = [
     ("get", "resourceclaims"),
 ];
 
+/// What each user needs for the status of claims.
+const STATUS_RIGHT: (&str, &str) = ("patch", "resourceclaims/status");
+
 pub(super) fn dra(input: &ReaderInput) -> AddFacts {
     let Some(config) = input.config.as_ref().filter(|config| config.dra) else {
         return Box::new(|_| ());
@@ -71,7 +74,7 @@ fn why_unusable(folder: &Path, kubelet: &Path, mounts: &[Mount]) -> Option<Strin
 fn api(input: &ReaderInput, config: &Config) -> Option<Result<DraApi, String>> {
     let node = config.node.api_name().unwrap_or_default();
     let client = client(input, config);
-    answer(input, examine(&client, &node))
+    answer(input, examine(&client, &node, config.claim_status))
 }
 
 /// A client with the daemon's credentials.
@@ -109,7 +112,11 @@ struct Version {
 }
 
 /// Asks the API server. An error is one after which nothing else can be asked.
-async fn examine(client: &Client, node: &str) -> Result<DraApi, ClusterError> {
+async fn examine(
+    client: &Client,
+    node: &str,
+    reports_claims: bool,
+) -> Result<DraApi, ClusterError> {
     let user = client.who_am_i().await?;
     let versions = match client.get::<Group>(GROUP).await {
         Ok(group) => Some(group.versions.into_iter().map(|it| it.version).collect()),
@@ -146,12 +153,13 @@ async fn examine(client: &Client, node: &str) -> Result<DraApi, ClusterError> {
         }));
     }
     // The node authorizer knows rights for single objects only.
-    if user.kubelet_of().is_none() {
-        for (verb, resource) in RIGHTS {
-            if may(client, verb, resource).await == Some(false) {
-                let request = format!("{verb} {resource}");
-                api.refused.push(RefusedRequest { request, ..RefusedRequest::default() });
-            }
+    let is_kubelet = user.kubelet_of().is_some();
+    let rights = RIGHTS.into_iter().filter(|_| !is_kubelet);
+    let of_status = Some(STATUS_RIGHT).filter(|_| reports_claims);
+    for (verb, resource) in rights.chain(of_status) {
+        if may(client, verb, resource).await == Some(false) {
+            let request = format!("{verb} {resource}");
+            api.refused.push(RefusedRequest { request, ..RefusedRequest::default() });
         }
     }
     Ok(api)
@@ -171,7 +179,10 @@ fn trial(node: &str) -> Value {
 
 /// Whether these credentials have a right; `None` if the API server does not answer.
 async fn may(client: &Client, verb: &str, resource: &str) -> Option<bool> {
-    let attributes = json!({ "group": "resource.k8s.io", "verb": verb, "resource": resource });
+    let (resource, part) = resource.split_once('/').unwrap_or((resource, ""));
+    let attributes = json!({
+        "group": "resource.k8s.io", "verb": verb, "resource": resource, "subresource": part,
+    });
     let review = json!({
         "apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
         "spec": { "resourceAttributes": attributes },
