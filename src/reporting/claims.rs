@@ -205,12 +205,22 @@ pub struct StoredEntry {
 }
 
 impl StoredEntry {
-    /// Whether it has what is true. A network that is no longer seen stays.
-    pub(super) fn has(&self, seen: &SeenEntry) -> bool {
-        let conditions = self.conditions.iter().zip(&seen.conditions);
-        let mut has = conditions
-            .map(|(stored, seen)| stored.as_ref().is_some_and(|(content, _)| content == seen));
-        has.all(|has| has) && (seen.network.is_none() || self.network == seen.network)
+    /// Whether it has what is true, but for messages. A network that is no longer seen stays.
+    pub(super) fn is_like(&self, seen: &SeenEntry) -> bool {
+        let mut conditions = self.conditions.iter().zip(&seen.conditions);
+        let has_conditions = conditions.all(|(stored, seen)| {
+            let is_it = |it: &Content| (it.status, &it.reason) == (seen.status, &seen.reason);
+            stored.as_ref().is_some_and(|(content, _)| is_it(content))
+        });
+        has_conditions && (seen.network.is_none() || self.network == seen.network)
+    }
+
+    /// Whether the messages are those of what is true.
+    pub(super) fn has_messages(&self, seen: &SeenEntry) -> bool {
+        let mut conditions = self.conditions.iter().zip(&seen.conditions);
+        conditions.all(|(stored, seen)| {
+            stored.as_ref().is_some_and(|(content, _)| content.message == seen.message)
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Whose status is written next, and when.
 
-use super::claims::{ClaimPatch, EntryKey, SeenClaim, StoredEntry};
+use super::claims::{ClaimPatch, EntryKey, SeenClaim, SeenEntry, StoredEntry};
 use super::{FORBIDDEN_FOR, Outcome, Step};
 use crate::domain::{ClaimRef, Moment, Pace, Timestamp};
 use std::collections::BTreeMap;
@@ -8,6 +8,8 @@ use std::time::Duration;
 
 /// Until a change is written: several changes in quick succession are one write.
 const CHANGE_AFTER: Duration = Duration::from_secs(1);
+/// Until another message alone is written: the reading in it may change with each probe.
+const MESSAGE_AFTER: Duration = Duration::from_secs(60);
 /// The time between two writes of one claim: a device that flaps writes six times a minute.
 const CLAIM_EVERY: Duration = Duration::from_secs(10);
 /// Requests at once after a pause: the claims of the pods of a node that was empty.
@@ -99,20 +101,25 @@ impl Claim {
         self.seen = Some(seen);
     }
 
-    /// Whether the API server has what is true.
-    fn is_written(&self) -> bool {
-        match (&self.known, &self.seen) {
-            (Known::Gone, _) => true,
-            (Known::Nothing, _) => false,
-            (Known::Stored(stored), None) => stored.is_empty(),
-            (Known::Stored(stored), Some(seen)) => {
-                stored.len() == seen.entries.len()
-                    && seen
-                        .entries
-                        .iter()
-                        .all(|(key, entry)| stored.get(key).is_some_and(|it| it.has(entry)))
-            }
+    /// The pause before the next request; `None` if the API server has what is true.
+    fn pause(&self, read_within: Duration) -> Option<Duration> {
+        let stored = match &self.known {
+            Known::Gone => return None,
+            Known::Nothing if self.seen.is_none() => return Some(REMOVED_AFTER),
+            Known::Nothing => return Some(read_within),
+            Known::Stored(stored) => stored,
+        };
+        let Some(seen) = &self.seen else {
+            return (!stored.is_empty()).then_some(REMOVED_AFTER);
+        };
+        let all = |is_it: fn(&StoredEntry, &SeenEntry) -> bool| {
+            let mut entries = seen.entries.iter();
+            entries.all(|(key, entry)| stored.get(key).is_some_and(|it| is_it(it, entry)))
+        };
+        if stored.len() != seen.entries.len() || !all(StoredEntry::is_like) {
+            return Some(CHANGE_AFTER);
         }
+        (!all(StoredEntry::has_messages)).then_some(MESSAGE_AFTER)
     }
 
     /// The entries that it should have.
@@ -166,7 +173,7 @@ impl Statuses {
         let is_first = !std::mem::replace(&mut self.is_begun, true);
         for (uid, claim) in &mut self.claims {
             if !seen.contains_key(uid) && claim.seen.take().is_some() {
-                claim.due = Some(now.boot + REMOVED_AFTER);
+                claim.due = None;
             }
         }
         for (uid, seen) in seen {
@@ -181,15 +188,12 @@ impl Statuses {
 
     /// Decides when each claim is due.
     fn update(&mut self, now: Duration) {
-        self.claims.retain(|_, claim| claim.seen.is_some() || !claim.is_written());
+        let read_within = self.pace.share(READ_WITHIN);
         for claim in self.claims.values_mut() {
-            let after = match claim.known {
-                Known::Nothing => self.pace.share(READ_WITHIN),
-                Known::Stored(_) | Known::Gone => CHANGE_AFTER,
-            };
-            let due = claim.due.unwrap_or(now + after);
-            claim.due = (!claim.is_written()).then_some(due);
+            let pause = claim.pause(read_within);
+            claim.due = pause.map(|pause| claim.due.unwrap_or(Duration::MAX).min(now + pause));
         }
+        self.claims.retain(|_, claim| claim.seen.is_some() || claim.due.is_some());
         let ended = self.claims.iter().filter(|(_, claim)| claim.seen.is_none());
         let mut ended: Vec<_> = ended.map(|(uid, claim)| (claim.due, uid.clone())).collect();
         ended.sort();

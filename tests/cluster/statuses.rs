@@ -81,6 +81,10 @@ impl Cluster {
             let refused = self.write_foreign(&entry("holdfast.dev")).err();
             refused.filter(|it| it.contains("a device is not of the node of the pod"))
         });
+        // What was written before the policy was in force.
+        let mut foreign = self.claim_object("foreign");
+        foreign["status"].as_object_mut().unwrap().remove("devices");
+        self.api.replace(&format!("{CLAIMS}/foreign/status"), &foreign);
         let reserved = json!({ "reservedFor": [{ "resource": "pods", "name": "p", "uid": "u" }] });
         for (status, of_server, of_policy) in [
             (entry("other.example.com"), "resourceclaims/driver", "only the entries of the driver"),

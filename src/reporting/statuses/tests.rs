@@ -38,6 +38,8 @@ struct World {
     now: Duration,
     /// The prepared claims: the number of the allocation, the status of the device, its interface.
     prepared: BTreeMap<String, (u32, Status, Option<Network>)>,
+    /// The reading in the message about each device.
+    reading: u32,
     objects: BTreeMap<String, Object>,
     answers: bool,
     allocations: u32,
@@ -51,6 +53,7 @@ impl World {
         World {
             now: Duration::from_secs(1000),
             prepared: BTreeMap::new(),
+            reading: 0,
             objects: BTreeMap::new(),
             answers: true,
             allocations: 0,
@@ -82,7 +85,9 @@ impl World {
     fn seen(&self) -> BTreeMap<String, SeenClaim> {
         let seen = self.prepared.iter().map(|(name, (allocation, status, network))| {
             let claim = ClaimRef { uid: name.clone(), namespace: "ml".into(), name: name.clone() };
-            let conditions = [content(Status::True, "Prepared"), content(*status, status.as_str())];
+            let healthy =
+                Content { message: self.reading.to_string(), ..content(*status, status.as_str()) };
+            let conditions = [content(Status::True, "Prepared"), healthy];
             let entry = SeenEntry { conditions, network: network.clone() };
             let seen = SeenClaim {
                 claim,
@@ -180,6 +185,26 @@ fn a_prepared_claim_is_written_once_and_its_failure_and_recovery_are() {
 }
 
 #[test]
+fn a_reading_that_changes_all_the_time_is_written_once_a_minute() {
+    let mut world = World::new();
+    let mut statuses = Statuses::new(NODE);
+    statuses.observe(BTreeMap::new(), world.moment());
+    world.prepare("a");
+    for reading in 0..600 {
+        world.reading = reading;
+        world.pass_for(&mut statuses, 1);
+    }
+    assert!((10..=11).contains(&world.writes), "{}", world.writes);
+    // A failure does not wait for that.
+    world.prepared.get_mut("a").unwrap().1 = Status::False;
+    world.pass_for(&mut statuses, 12);
+    assert_eq!(world.stored("a").unwrap().0, Status::False);
+    world.pass_for(&mut statuses, 3600);
+    let entry = &world.objects["a"].entries[&key("a")];
+    assert_eq!(entry.conditions[1].as_ref().unwrap().0.message, "599");
+}
+
+#[test]
 fn a_restart_reads_each_claim_and_writes_nothing_and_an_unseen_interface_stays() {
     let mut world = World::new();
     let mut statuses = Statuses::new(NODE);
@@ -260,17 +285,15 @@ fn ended_claims_are_bounded_during_an_outage() {
     let mut world = World::new();
     let mut statuses = Statuses::new(NODE);
     statuses.observe(BTreeMap::new(), world.moment());
-    for round in 0..4 {
-        world.answers = true;
-        for claim in 0..100 {
-            world.prepare(&format!("c-{round}-{claim}"));
-        }
-        world.pass_for(&mut statuses, 120);
-        world.answers = false;
-        world.prepared.clear();
-        world.pass_for(&mut statuses, 20);
+    for claim in 0..ENDED_MAX + 100 {
+        world.prepare(&format!("c-{claim}"));
     }
-    assert!(statuses.claims.len() <= ENDED_MAX, "{}", statuses.claims.len());
+    world.pass_for(&mut statuses, 600);
+    assert_eq!((world.writes, statuses.is_complete()), (ENDED_MAX + 100, true));
+    world.answers = false;
+    world.prepared.clear();
+    world.pass_for(&mut statuses, 60);
+    assert_eq!(statuses.claims.len(), ENDED_MAX);
 }
 
 fn claimed(device: &str, share_id: Option<&str>) -> ClaimedDevice {
