@@ -1,6 +1,6 @@
 //! The status of claims: what a user of the cluster sees of the devices, and the rights for it.
 
-use crate::api::CLAIMS;
+use crate::api::{CLAIMS, SLICES};
 use crate::cluster::Cluster;
 use crate::daemon::{CLAIMED, Daemon};
 use crate::node::{DEVICES, NODE, device};
@@ -9,6 +9,7 @@ use crate::plane::AUDIT;
 use crate::rights::OF_POD;
 use crate::{SOON, pki, rights, say, wait_for};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -111,6 +112,38 @@ impl Cluster {
         self.api.replace(&format!("{CLAIMS}/foreign/status"), &foreign);
     }
 
+    /// Two claims have parts of one device: the entry of each names its share.
+    fn check_parts(&mut self, daemon: &Daemon) {
+        if self.lacks("DRAConsumableCapacity") {
+            return;
+        }
+        let parts = ["part-1", "part-2"];
+        daemon.configure("api = \"dra\"", "api = \"dra\"\nreplicas = 4\ncapacity = true");
+        wait_for("the devices have parts", SOON, || {
+            let slices = self.api.list(SLICES);
+            let devices = slices.iter().filter_map(|slice| slice["spec"]["devices"].as_array());
+            let mut devices = devices.flatten().peekable();
+            devices.peek()?;
+            devices.all(|device| device["allowMultipleAllocations"] == true).then_some(())
+        });
+        let mut shares = BTreeSet::new();
+        for part in parts {
+            self.create_holder(part, &[0], LISTS);
+            self.running(part);
+            self.until_claim_conditions(part, &["True Healthy"]);
+            let status = self.claim_object(part)["status"].take();
+            let of_entry = &status["devices"][0]["shareID"];
+            assert!(of_entry.is_string(), "{status}");
+            assert_eq!(*of_entry, status["allocation"]["devices"]["results"][0]["shareID"]);
+            shares.insert(of_entry.to_string());
+        }
+        assert_eq!(shares.len(), 2);
+        for part in parts {
+            self.end(part);
+            daemon.wait_until_released(part);
+        }
+    }
+
     /// Without the rights the status is not written, and pods run.
     fn check_without_rights(&mut self) {
         let credentials = pki::kubeconfig(&self.dir, "kubelet");
@@ -192,6 +225,8 @@ pub(crate) fn of_claims(cluster: &mut Cluster) {
         (cluster.status_patches("reported").len() == 4).then_some(())
     });
     assert_eq!(cluster.status_patches("reported"), [200; 4], "the last one removes what is left");
+    assert_eq!(daemon.problems(), Value::Null);
+    cluster.check_parts(&daemon);
     assert_eq!(daemon.problems(), Value::Null);
     drop(daemon);
     cluster.api.delete(&format!("{CLAIMS}/foreign"), None);
