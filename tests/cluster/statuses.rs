@@ -15,6 +15,8 @@ use std::path::Path;
 
 const RBAC: &str = include_str!("../../packaging/kustomize/components/claim-status/rbac.yaml");
 const POLICY: &str = include_str!("../../packaging/kustomize/components/claim-status/policy.yaml");
+/// The rights that the document has for the kubelets' credentials.
+const DOCUMENT: &str = include_str!("../../docs/dra.md");
 const OFF: &str = "enabled = true\nvendor";
 const ON: &str = "enabled = true\nclaim_status = true\nvendor";
 
@@ -144,8 +146,9 @@ impl Cluster {
         }
     }
 
-    /// Without the rights the status is not written, and pods run.
-    fn check_without_rights(&mut self) {
+    /// Without the rights the status is not written, and pods run. With those that the document has
+    /// for kubelets, it is written.
+    fn check_kubelets_credentials(&mut self) {
         let credentials = pki::kubeconfig(&self.dir, "kubelet");
         let mut daemon = Daemon::launch(self, Path::new("/"), &credentials, CLAIMED);
         daemon.wait_until_registered(self);
@@ -160,8 +163,19 @@ impl Cluster {
             problems.contains("resourceclaims/status").then_some(problems)
         });
         assert!(problems.contains("grant patch of resourceclaims/status"), "{problems}");
+
+        let (_, section) = DOCUMENT.split_once("\n## Status of claims\n").unwrap();
+        let (_, rights) = section.split_once("```yaml\n").unwrap();
+        let (rights, _) = rights.split_once("```").unwrap();
+        self.api.apply(&rights.replace("\n  ", "\n").trim_start());
+        // It tries again after minutes, and at a start.
+        daemon.kill_and_start(|| ());
+        daemon.wait_until_registered(self);
+        self.until_claim_conditions("unreported", &["True Healthy"]);
         self.end("unreported");
         daemon.wait_until_released("unreported");
+        let binding = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        self.api.delete(&format!("{binding}/holdfast-claim-status-of-kubelets"), None);
     }
 }
 
@@ -169,7 +183,7 @@ pub(crate) fn of_claims(cluster: &mut Cluster) {
     if cluster.lacks("DRAResourceClaimDeviceStatus") {
         return;
     }
-    cluster.check_without_rights();
+    cluster.check_kubelets_credentials();
     let account = cluster.create_account();
     for text in [rights::RBAC, rights::POLICY, RBAC, POLICY] {
         cluster.api.apply(text);
