@@ -17,7 +17,6 @@
 
 use crate::common::ledger::{Load, Model};
 use crate::common::{Random, files_at_rest, files_below};
-use holdfast::domain::Durability;
 use holdfast::store::{RecoveryReport, Store};
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,7 +48,7 @@ fn write(ending: &str, random: &mut Random) -> Ledger {
         (Model::default(), Load::new(Random::of(random.below(u64::MAX)), 0));
     let lives = 1 + random.below(3);
     for life in 1..=lives {
-        let (mut store, _) = Store::open(work.path(), Durability::PowerLoss, Some(BOOT)).unwrap();
+        let (mut store, _) = crate::open(work.path(), Some(BOOT));
         for _ in 0..10 + random.below(50) {
             if random.below(12) == 0 {
                 store.checkpoint().unwrap();
@@ -211,7 +210,7 @@ fn quiet_sled() {
 }
 
 fn open(state: &Path, boot: &str) -> (Store, holdfast::store::Recovered) {
-    Store::open(state, Durability::PowerLoss, Some(boot)).unwrap()
+    crate::open(state, Some(boot))
 }
 
 fn check(

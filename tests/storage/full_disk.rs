@@ -17,7 +17,7 @@ use crate::common::{
     telemetry, until, until_blocking,
 };
 use crate::power_cut::mounts;
-use holdfast::domain::{AllocId, DeviceId, Durability, Entry};
+use holdfast::domain::{AllocId, DeviceId, Entry};
 use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::store::{self, Store, StoreError};
 use nix::sys::signal::Signal;
@@ -92,7 +92,7 @@ impl Small {
 }
 
 fn open(state: &Path) -> (Store, Model) {
-    let (store, recovered) = Store::open(state, Durability::PowerLoss, Some("this boot")).unwrap();
+    let (store, recovered) = crate::open(state, Some("this boot"));
     assert!(recovered.report.is_clean(), "{}", recovered.report);
     (store, Model::of(recovered))
 }
@@ -146,8 +146,7 @@ fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable
         }
         drop(store);
         disk.remount("ro");
-        let (mut closed, recovered) =
-            Store::open(&state, Durability::PowerLoss, Some(boot)).unwrap();
+        let (mut closed, recovered) = crate::open(&state, Some(boot));
         assert!(recovered.report.is_clean(), "{}", recovered.report);
         assert_knows(&Model::of(recovered), &model);
         let error = append(&mut closed, &mut load, &mut model).unwrap_err();

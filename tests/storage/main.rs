@@ -11,3 +11,19 @@ mod kill9;
 mod policies;
 mod power_cut;
 mod slow_database;
+
+use holdfast::domain::Durability;
+use holdfast::store::{Recovered, Store, StoreError};
+use std::path::Path;
+
+/// Opens a ledger, perhaps once more in this process. The thread that closes the former database
+/// has a low priority. On a busy machine the end of its store does not wait for it, and it still
+/// has the lock.
+fn open(state: &Path, boot: Option<&str>) -> (Store, Recovered) {
+    let opened = common::until_blocking(
+        "the ledger is free",
+        || Store::open(state, Durability::PowerLoss, boot),
+        |opened| !matches!(opened, Err(StoreError::InUse { .. })),
+    );
+    opened.unwrap()
+}

@@ -27,8 +27,8 @@ use crate::common::Random;
 use crate::common::inside::{inside, say};
 use crate::common::ledger::{Load, Model};
 use disk::{Cache, Disk, Recording};
-use holdfast::domain::{DeviceId, Durability, Entry};
-use holdfast::store::{RecoveryReport, Store};
+use holdfast::domain::{DeviceId, Entry};
+use holdfast::store::RecoveryReport;
 use mounts::Mounted;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -109,7 +109,7 @@ struct Found {
 fn boot(scratch: &Path, image: &[u8]) -> Found {
     let mounted = Mounted::image(image, scratch);
     let state = mounted.path().join("state");
-    let open = || Store::open(&state, Durability::PowerLoss, Some("the boot after")).unwrap();
+    let open = || crate::open(&state, Some("the boot after"));
     let (mut store, recovered) = open();
     let history = store.history(usize::MAX, |_| true);
     // With what was found behind the start.
