@@ -167,7 +167,7 @@ impl Cluster {
         let (_, section) = DOCUMENT.split_once("\n## Status of claims\n").unwrap();
         let (_, rights) = section.split_once("```yaml\n").unwrap();
         let (rights, _) = rights.split_once("```").unwrap();
-        self.api.apply(&rights.replace("\n  ", "\n").trim_start());
+        self.api.apply(rights.replace("\n  ", "\n").trim_start());
         // It tries again after minutes, and at a start.
         daemon.kill_and_start(|| ());
         daemon.wait_until_registered(self);
