@@ -69,6 +69,11 @@ impl<'a> Evidence<'a> {
         self.checkpoint.is_some() && !self.checkpoint_has(uid)
     }
 
+    /// Whether there is a checkpoint, and it has no entry of this grant.
+    pub(super) fn checkpoint_left_out(&self, grant: &Grant) -> bool {
+        self.checkpoint.is_some() && self.checkpointed(grant).is_none()
+    }
+
     fn checkpoint_has(&self, uid: &str) -> bool {
         self.checkpoint.is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty())
     }

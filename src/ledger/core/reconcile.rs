@@ -25,8 +25,10 @@
 //! `superseded` ends a grant whose pod came back with its UID, as static pods do. The checkpoint
 //! holds another grant for the same container, so the kubelet starts the container with that grant
 //! from now on. In addition, no process of the pod ran in the latest observation, or in the pass
-//! before. Without that it is not proven: a kubelet that lost its checkpoint asks again for a
-//! container that still runs with its old devices. Then the pod's end releases both.
+//! before, or while the checkpoint lacked the grant: a power cut may take the kubelet's newest
+//! checkpoint, and then no container is started with the grant. Without that it is not proven: a
+//! kubelet that lost its checkpoint asks again for a container that still runs with its old
+//! devices. Then the pod's end releases both.
 //!
 //! Claims have proofs of their own ([`super::prepared`]).
 //!
@@ -77,6 +79,9 @@ pub struct Watchlist {
     /// Grants of pods without a running process at the last pass, under the same kubelet; with the
     /// time since the boot when that was first seen.
     ended: BTreeMap<AllocId, Duration>,
+    /// Grants that the kubelet's checkpoint lacked while no process of their pod ran: none runs
+    /// with them since, whichever kubelet starts the pod.
+    left: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
     claims: ClaimWatch,
@@ -183,6 +188,7 @@ impl Watchlist {
         self.alive.retain(|uid| holders.contains(uid.as_str()));
         self.gone.retain(|uid| holders.contains(uid.as_str()));
         self.ended.retain(|id, _| ledger.grant(id).is_some());
+        self.left.retain(|id| ledger.grant(id).is_some());
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| {
             ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
@@ -366,12 +372,17 @@ fn is_over(
     evidence: &Evidence<'_>,
     now: Moment,
 ) -> bool {
-    if evidence.cgroup(uid).is_dead() {
-        watchlist.ended.entry(grant.alloc_id.clone()).or_insert(now.boot);
-    } else if !evidence.is_superseded(grant) {
-        watchlist.ended.remove(&grant.alloc_id);
+    let (id, is_superseded) = (&grant.alloc_id, evidence.is_superseded(grant));
+    if evidence.checkpointed(grant).is_some() {
+        watchlist.left.remove(id);
     }
-    evidence.is_superseded(grant) && watchlist.ended.contains_key(&grant.alloc_id)
+    if evidence.cgroup(uid).is_dead() {
+        watchlist.ended.entry(id.clone()).or_insert(now.boot);
+        watchlist.left.extend(evidence.checkpoint_left_out(grant).then(|| id.clone()));
+    } else if !is_superseded {
+        watchlist.ended.remove(id);
+    }
+    is_superseded && (watchlist.ended.contains_key(id) || watchlist.left.contains(id))
 }
 
 /// Whether no process of the pod runs, and none will run again.

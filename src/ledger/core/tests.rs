@@ -563,6 +563,25 @@ fn what_a_container_may_run_with_is_kept_though_the_kubelet_has_given_it_another
     }
 }
 
+/// A power cut takes the kubelet's newest checkpoint, and the kubelet asks again for the container.
+#[test]
+fn what_no_checkpoint_had_after_a_power_cut_is_released_when_its_container_has_another_device() {
+    for knew_it in [false, true] {
+        let mut world = World::bound();
+        world.seen.boot_id = "boot-2".into();
+        world.seen.kubelet_settled = false;
+        world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
+        if !knew_it {
+            world.write(vec![]);
+        }
+        world.look(1);
+        come_back(&mut world, CgroupState::Populated);
+        world.look(2);
+        let state = if knew_it { "bound" } else { "released" };
+        assert_eq!((world.state(1), world.state(2)), (state, "bound"), "{knew_it}");
+    }
+}
+
 #[test]
 fn after_a_reboot_a_pod_in_the_checkpoint_is_kept_for_it_will_be_started_again() {
     let mut world = World::gone();
@@ -774,6 +793,8 @@ proptest! {
         let mut alive = BTreeSet::new();
         // Pods that were seen to have ended, by this kubelet's life.
         let mut dead = BTreeSet::new();
+        // Grants that no checkpoint had when their pod was seen to have ended.
+        let mut left = BTreeSet::new();
         for (n, (seen, wait, act)) in looks.into_iter().enumerate() {
             clock += wait;
             if act == 0 {
@@ -788,6 +809,15 @@ proptest! {
             let entries = reconcile(&mut watchlist, &ledger, &seen, at(clock));
             if !seen.kubelet_settled { missed.clear(); dead.clear(); }
             dead.extend(seen.cgroups.iter().filter(|(_, state)| state.is_dead()).map(|(uid, _)| uid.clone()));
+            for grant in before.grants() {
+                let Some(checkpoint) = &seen.checkpoint else { continue };
+                let uid = grant.pod().map(|pod| &pod.uid);
+                if checkpoint.grant_ids().any(|id| *id == grant.alloc_id) {
+                    left.remove(&grant.alloc_id);
+                } else if uid.and_then(|uid| seen.cgroups.get(uid)).is_some_and(|state| state.is_dead()) {
+                    left.insert(grant.alloc_id.clone());
+                }
+            }
             if seen.pods.is_some() && seen.kubelet_settled {
                 for grant in before.grants().filter(|grant| grant.state != GrantState::Granted) {
                     let missed = missed.entry(grant.alloc_id.clone()).or_insert((clock, 0));
@@ -803,7 +833,7 @@ proptest! {
                 let GrantState::Released { pod, released_by, .. } = state else { continue };
                 if released_by == SUPERSEDED {
                     let uid = &pod.as_ref().expect("it was bound").uid;
-                    prop_assert!(dead.contains(uid), "no observation showed that it ended");
+                    prop_assert!(dead.contains(uid) || left.contains(alloc_id), "no observation showed that it ended");
                     let checkpoint = seen.checkpoint.as_ref().expect("the proof that its container has another one");
                     let kept: BTreeSet<_> = checkpoint.entries().iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
                     prop_assert!(!kept.contains(&Some(alloc_id.clone())) && kept.iter().any(|kept| kept.is_some()));
