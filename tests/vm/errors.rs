@@ -1,7 +1,8 @@
 //! Errors of PCI Express (AER), which the kernel's module `aer_inject` reports as the hardware
 //! would. QEMU's own errors do not reach the kernel from this adapter.
 
-use crate::machine::{ADAPTER, Machine};
+use crate::hardware::ADAPTER;
+use crate::machine::Machine;
 use crate::node::Node;
 use serde_json::json;
 
@@ -13,11 +14,11 @@ class = "nic"
 "#;
 /// Bits of the registers of status: Bad TLP, and Malformed TLP, which is fatal (`pci_regs.h`).
 const BAD_TLP: u32 = 0x40;
-const MALFORMED_TLP: u32 = 0x0004_0000;
+pub(crate) const MALFORMED_TLP: u32 = 0x0004_0000;
 
 /// Injects an error by its bits of the two registers: `struct aer_error_inj` of the kernel's
 /// `drivers/pci/pcie/aer_inject.c`.
-fn inject(machine: &Machine, function: &str, uncorrectable: u32, correctable: u32) {
+pub(crate) fn inject(machine: &Machine, function: &str, uncorrectable: u32, correctable: u32) {
     let bus = u8::from_str_radix(&function[5..7], 16).unwrap();
     let mut bytes = vec![bus, 0, 0, 0];
     // The registers, four words of the header log, the domain.

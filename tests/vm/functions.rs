@@ -1,6 +1,7 @@
 //! Virtual functions of a network adapter (SR-IOV).
 
-use crate::machine::{ADAPTER, Machine};
+use crate::hardware::ADAPTER;
+use crate::machine::Machine;
 use crate::node::Node;
 
 const RESOURCE: &str = "example.com/function";
@@ -40,13 +41,13 @@ fn set(machine: &Machine, count: usize) -> Vec<String> {
 }
 
 /// Unbinds a function from its driver.
-fn unbind(machine: &Machine, function: &str) {
+pub(crate) fn unbind(machine: &Machine, function: &str) {
     let dir = format!("/sys/bus/pci/devices/{function}");
     machine.run(&format!("echo {function} > {dir}/driver/unbind"));
 }
 
 /// Binds a function to this driver, or to its usual one if that is empty.
-fn bind(machine: &Machine, function: &str, driver: &str) {
+pub(crate) fn bind(machine: &Machine, function: &str, driver: &str) {
     machine.run(&format!(
         "echo {driver} > /sys/bus/pci/devices/{function}/driver_override && \
          echo {function} > /sys/bus/pci/drivers_probe"

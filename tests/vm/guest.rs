@@ -1,13 +1,16 @@
 //! The side in the guest: an agent that runs scripts and simulated kubelets for the host. Requests
 //! and answers are JSON, one a line, on a serial port that the machine has for them.
 
+use futures_util::future::join_all;
 use holdfast::domain::ResourceName;
 use holdfast::lab::sim::kubelet::{Kubelet, KubeletConfig, PodOutcome, PodPhase, PodSpec};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::rc::Rc;
 use std::thread;
+use std::time::Duration;
 use tokio::process::Command;
 use tokio::sync::mpsc;
 
@@ -17,20 +20,34 @@ pub(crate) const PORT: &str = "holdfast.agent";
 pub(crate) const VARIABLE: &str = "HOLDFAST_VM_AGENT";
 const NAMESPACE: &str = "default";
 const CONTAINER: &str = "main";
+/// The part of the host that a kubelet writes for its containers: its cgroups and log folders.
+pub(crate) fn host_root(kubelet: &str) -> String {
+    format!("/run/hosts{kubelet}")
+}
+
+/// From a start of the kubelet to the admission of the pods that the node has. The emulated
+/// processor needs longer than another to answer the kubelet's first calls.
+const FIRST_PODS_AFTER: Duration = Duration::from_secs(2);
 
 /// What the host requests. A kubelet is named by its directory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// Runs a script of the shell.
     Run(String),
-    /// Starts a kubelet.
-    StartKubelet(String),
+    /// Starts a kubelet on a node that has these pods already, and waits for the kubelet's decision
+    /// on them.
+    StartKubelet { kubelet: String, pods: Vec<Pod> },
+    /// Ends a kubelet, as at a shutdown.
+    StopKubelet(String),
     /// Adds a pod with one container that requests devices, and waits for the kubelet's decision.
     AddPod { kubelet: String, name: String, resource: ResourceName, count: u32 },
     /// Deletes a pod.
     DeletePod { kubelet: String, uid: String },
     /// The ids that the kubelet may give to a pod.
     Healthy { kubelet: String, resource: ResourceName },
+    /// Adds pods with one device to all these kubelets at the same time, without an end, and
+    /// deletes the oldest one of a kubelet when it has more than `pods`. Reports each step.
+    Churn { kubelets: Vec<String>, name: String, resource: ResourceName, pods: usize },
 }
 
 /// A pod that the kubelet has decided on.
@@ -39,6 +56,7 @@ pub(crate) struct Pod {
     pub(crate) kubelet: String,
     pub(crate) name: String,
     pub(crate) uid: String,
+    pub(crate) resource: ResourceName,
     /// The ids of its devices.
     pub(crate) devices: Vec<String>,
     pub(crate) alloc_id: Option<String>,
@@ -63,6 +81,10 @@ pub(crate) enum Answer {
         errors: String,
     },
     Decided(Pod),
+    /// Of the pods that a started kubelet has.
+    AllDecided(Vec<Pod>),
+    /// The pod with this UID will be deleted.
+    Deletes(String),
     Ids(Vec<String>),
     /// The request failed.
     Failed(String),
@@ -105,7 +127,7 @@ fn port() -> File {
 }
 
 struct Agent {
-    kubelets: BTreeMap<String, Kubelet>,
+    kubelets: BTreeMap<String, Rc<Kubelet>>,
     port: File,
 }
 
@@ -113,15 +135,9 @@ impl Agent {
     async fn answer(&mut self, request: Request) -> Answer {
         match request {
             Request::Run(script) => run(&script).await,
-            Request::StartKubelet(dir) => {
-                let mut config = KubeletConfig::new(&dir, "/");
-                config.sync_checkpoint = true;
-                // The former one ends first, if there is one.
+            Request::StartKubelet { kubelet, pods } => self.start_kubelet(kubelet, pods).await,
+            Request::StopKubelet(dir) => {
                 self.kubelets.remove(&dir);
-                match Kubelet::start(config).await {
-                    Ok(kubelet) => drop(self.kubelets.insert(dir, kubelet)),
-                    Err(error) => return Answer::Failed(error.to_string()),
-                }
                 Answer::Done
             }
             Request::AddPod { kubelet: dir, name, resource, count } => {
@@ -137,6 +153,59 @@ impl Agent {
                 let state = self.kubelets[&kubelet].view(|view| view.endpoint_state(&resource));
                 Answer::Ids(state.healthy.iter().map(ToString::to_string).collect())
             }
+            Request::Churn { kubelets, name, resource, pods } => {
+                for dir in kubelets {
+                    let kubelet = Rc::clone(&self.kubelets[&dir]);
+                    let (port, resource) = (self.port.try_clone().unwrap(), resource.clone());
+                    actix::spawn(churn(port, dir, kubelet, name.clone(), resource, pods));
+                }
+                Answer::Done
+            }
+        }
+    }
+
+    async fn start_kubelet(&mut self, dir: String, pods: Vec<Pod>) -> Answer {
+        let mut config = KubeletConfig::new(&dir, host_root(&dir));
+        config.sync_checkpoint = true;
+        config.first_batch_after = FIRST_PODS_AFTER;
+        // The former one ends first, if there is one.
+        self.kubelets.remove(&dir);
+        let kubelet = match Kubelet::start(config).await {
+            Ok(kubelet) => Rc::new(kubelet),
+            Err(error) => return Answer::Failed(error.to_string()),
+        };
+        let decided = pods.into_iter().map(|pod| {
+            let spec = PodSpec::with_uid(pod.uid, NAMESPACE, pod.name);
+            let count = u32::try_from(pod.devices.len()).unwrap();
+            let spec = spec.app(CONTAINER, &pod.resource, count);
+            let (dir, kubelet) = (&dir, &kubelet);
+            async move { add(dir, kubelet, spec, &pod.resource).await }
+        });
+        let decided = join_all(decided).await;
+        self.kubelets.insert(dir, kubelet);
+        Answer::AllDecided(decided)
+    }
+}
+
+async fn churn(
+    port: File,
+    dir: String,
+    kubelet: Rc<Kubelet>,
+    name: String,
+    resource: ResourceName,
+    pods: usize,
+) {
+    let mut running: VecDeque<String> =
+        kubelet.pods().into_iter().map(|pod| pod.spec.uid).collect();
+    for number in 0_u64.. {
+        let spec = PodSpec::new(NAMESPACE, format!("{name}-{number}"));
+        let pod = add(&dir, &kubelet, spec.app(CONTAINER, &resource, 1), &resource).await;
+        running.push_back(pod.uid.clone());
+        say(&port, &Answer::Decided(pod));
+        if running.len() > pods {
+            let uid = running.pop_front().unwrap();
+            say(&port, &Answer::Deletes(uid.clone()));
+            kubelet.delete_pod(&uid).unwrap();
         }
     }
 }
@@ -156,6 +225,7 @@ async fn add(dir: &str, kubelet: &Kubelet, spec: PodSpec, resource: &ResourceNam
     Pod {
         kubelet: dir.to_owned(),
         name,
+        resource: resource.clone(),
         devices: devices.map(ToString::to_string).collect(),
         alloc_id: held
             .as_ref()

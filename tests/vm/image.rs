@@ -12,19 +12,24 @@ use std::process::Command;
 use std::time::Instant;
 
 /// The kernel's modules that the guest loads, after those that they depend on.
-const MODULES: [&str; 9] = [
+const MODULES: [&str; 14] = [
     "crc32c_generic",
+    "blake2b_generic",
+    "xxhash_generic",
     "virtio_blk",
     "ext4",
+    "xfs",
+    "btrfs",
     "igb",
     "igbvf",
     "nvme",
     "vfio_iommu_type1",
     "vfio_pci",
+    "uio_pci_generic",
     "aer_inject",
 ];
 /// Programs of the guest besides those of busybox.
-const PROGRAMS: [&str; 2] = ["setpci", "e2fsck"];
+const PROGRAMS: [&str; 4] = ["setpci", "e2fsck", "nvme", "unshare"];
 /// Directories that mounts need.
 const DIRS: [&str; 16] = [
     "bin",
@@ -48,14 +53,15 @@ const DIRS: [&str; 16] = [
 const INIT: &str = include_str!("init.sh");
 
 /// The programs that the image is made with, and their Debian packages.
-pub(crate) const TOOLS: [(&str, &str); 8] = [
+pub(crate) const TOOLS: [(&str, &str); 9] = [
     ("busybox", "busybox-static"),
     ("e2fsck", "e2fsprogs"),
     ("ldd", "libc-bin"),
-    ("mkfs.ext4", "e2fsprogs"),
     ("modinfo", "kmod"),
+    ("nvme", "nvme-cli"),
     ("setpci", "pciutils"),
     ("strip", "binutils"),
+    ("unshare", "util-linux"),
     ("xz", "xz-utils"),
 ];
 

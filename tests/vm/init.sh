@@ -6,8 +6,6 @@ export PATH=/bin HOME=/root RUST_BACKTRACE=0
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
-# The simulated kubelet writes the files of its cgroups itself.
-mount -t tmpfs cgroups /sys/fs/cgroup
 mount -t tmpfs run /run
 ip link set lo up
 while read -r module; do

@@ -4,6 +4,7 @@
 //! this process is killed.
 
 use crate::guest::{Answer, Request};
+use crate::hardware::{Clock, DISKS, FIRST, NAMESPACES, command};
 use crate::image;
 use crate::real::sandbox::output;
 use crate::real::say;
@@ -20,28 +21,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-/// The programs that run the machine, and their Debian packages.
-pub(crate) const TOOLS: [(&str, &str); 2] =
-    [("qemu-system-x86_64", "-t bookworm-backports qemu-system-x86"), ("setpriv", "util-linux")];
-
-/// The slot of a network adapter with virtual functions, by the number of its root port.
-pub(crate) const ADAPTER: u8 = 4;
-/// Slots that are empty until a device is plugged in, with the names of their buses.
-pub(crate) const EMPTY: [(u8, &str); 2] = [(5, "empty-5"), (6, "empty-6")];
-/// The slot of an NVMe controller with two namespaces.
-const CONTROLLER: u8 = 7;
-
 /// A limit against hanging, in seconds of the guest's clock.
 const GUEST_LIMIT: f64 = 300.0;
-
-/// Disks with a file system: name, size in MiB, and the program that makes the file system.
-const DISKS: [(&str, u64, &[&str]); 1] = [("broken", 64, &["mkfs.ext4", "-q"])];
-/// Disks without a file system, of the NVMe controllers.
-const NAMESPACES: [&str; 3] = ["first", "second", "plugged"];
 
 /// A machine that runs.
 #[derive(Debug)]
 pub(crate) struct Machine {
+    clock: Clock,
     initrd: File,
     disks: Vec<(&'static str, File)>,
     running: RefCell<Option<Running>>,
@@ -59,7 +45,7 @@ struct Running {
 
 impl Machine {
     /// Makes its files, and boots it.
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(clock: Clock) -> Self {
         let mut disks = Vec::new();
         for (name, size, make) in DISKS {
             let file = tempfile::NamedTempFile::new().unwrap();
@@ -73,13 +59,13 @@ impl Machine {
             disks.push((name, file));
         }
         let initrd = image::initrd(&kernel_package().unwrap());
-        let machine = Machine { initrd, disks, running: RefCell::default() };
+        let machine = Machine { clock, initrd, disks, running: RefCell::default() };
         machine.boot();
         machine
     }
 
     /// Switches it on, and waits until the agent serves.
-    fn boot(&self) {
+    pub(crate) fn boot(&self) {
         let began = Instant::now();
         let (agent, agents_end) = UnixStream::pair().unwrap();
         let (monitor, monitors_end) = UnixStream::pair().unwrap();
@@ -94,7 +80,7 @@ impl Machine {
             self.initrd.try_clone().unwrap().into(),
         ];
         passed.extend(self.disks.iter().map(|(_, file)| file.try_clone().unwrap().into()));
-        let mut command = self.command();
+        let mut command = command(&self.disks, self.clock);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let mappings = (FIRST..).zip(passed);
         let mappings = mappings.map(|(child_fd, parent_fd)| FdMapping { parent_fd, child_fd });
@@ -117,37 +103,8 @@ impl Machine {
         say(format_args!("booted within {:.1?}", began.elapsed()));
     }
 
-    fn command(&self) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-        command.args(CONSTANT.iter().flat_map(|line| line.split(' ')));
-        let kernel = image::kernel(&kernel_package().unwrap());
-        command.arg("-kernel").arg(kernel).args(["-append", KERNEL_OPTIONS]);
-        let fd = |index: usize| format!("/proc/self/fd/{}", FIRST + i32::try_from(index).unwrap());
-        command.args(["-chardev", &format!("socket,id=agent,fd={FIRST}")]);
-        command.args(["-chardev", &format!("socket,id=monitor,fd={}", FIRST + 1)]);
-        command.args(["-chardev", &format!("file,id=console,path={}", fd(2))]);
-        command.args(["-initrd", &fd(3)]);
-        let mut devices = Vec::new();
-        for (index, (name, _)) in self.disks.iter().enumerate() {
-            let drive = format!("file={},if=none,id={name},format=raw", fd(4 + index));
-            command.args(["-drive", &drive]);
-            if !NAMESPACES.contains(name) {
-                devices.push(format!(
-                    "virtio-blk-pci,bus=pcie.0,addr={:#x},drive={name},id=disk-{name},serial={name}",
-                    0x10 + index
-                ));
-            }
-        }
-        let slots = [(ADAPTER, "adapter"), EMPTY[0], EMPTY[1], (CONTROLLER, "controller")];
-        devices.extend(slots.map(|(slot, bus)| {
-            format!("pcie-root-port,id={bus},bus=pcie.0,chassis={slot},slot={slot},addr={slot}")
-        }));
-        devices.extend(DEVICES.map(str::to_owned));
-        for device in devices {
-            command.args(["-device", &device]);
-        }
-        command
+    pub(crate) fn clock(&self) -> Clock {
+        self.clock
     }
 
     /// Sends a request to the agent. `None` if the guest does not answer.
@@ -190,6 +147,10 @@ impl Machine {
         output
     }
 
+    pub(crate) fn boot_id(&self) -> String {
+        self.run("cat /proc/sys/kernel/random/boot_id")
+    }
+
     /// Repeats `read` until it returns a value. Between two tries the guest has nothing to do, so
     /// its clock leaps to its next event.
     pub(crate) fn wait<T>(&self, what: &str, mut read: impl FnMut() -> Option<T>) -> T {
@@ -203,6 +164,37 @@ impl Machine {
             waited += pause;
             pause = f64::min(pause * 1.5, 4.0);
         }
+    }
+
+    /// Has the agent do `work`, which it reports without an end, and cuts the power right after a
+    /// report for which `is_last` is true. Returns all reports that came out of the machine.
+    pub(crate) fn cut_power_during(
+        &self,
+        work: &Request,
+        mut is_last: impl FnMut(&Answer) -> bool,
+    ) -> Vec<Answer> {
+        assert!(matches!(self.ask(work), Answer::Done));
+        let mut running = self.running.take().unwrap();
+        let (mut reports, mut is_cut) = (Vec::new(), false);
+        while let Some(report) = running.answer() {
+            if !is_cut && is_last(&report) {
+                is_cut = true;
+                running.qemu.kill().unwrap();
+            }
+            reports.push(report);
+        }
+        assert!(is_cut, "the guest ended:\n{}", running.tail());
+        reports
+    }
+
+    /// Reboots it as the end of a clean shutdown does.
+    pub(crate) fn reboot(&self) {
+        let answer = self.try_ask(&Request::Run("sync; reboot -f".to_owned()));
+        assert!(answer.is_none(), "{answer:?}");
+        // QEMU ends where a machine would start again.
+        let mut running = self.running.take().unwrap();
+        assert!(running.qemu.wait().unwrap().success(), "{}", running.tail());
+        self.boot();
     }
 
     /// Sends a command to QEMU.
@@ -287,39 +279,6 @@ impl Drop for Running {
         drop(self.qemu.wait());
     }
 }
-
-/// The first descriptor that QEMU gets: the agent's port. Those of the monitor, the console, the
-/// initrd and the disks follow.
-const FIRST: i32 = 20;
-
-/// Options that are always the same.
-const CONSTANT: [&str; 8] = [
-    "-nodefaults -no-user-config -display none -no-reboot",
-    // Hot-plug by the slots themselves, as in a server, and not by ACPI.
-    "-machine q35 -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off",
-    // The guest's clock counts instructions while it works: on a busy host, the guest's time passes
-    // as slowly as its work. While it waits, it is the host's clock.
-    "-accel tcg -icount shift=1,sleep=off",
-    "-cpu qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+rdrand,+x2apic -smp 1 -m 1536M",
-    // Before all devices, which are then below it.
-    "-device intel-iommu",
-    "-mon chardev=monitor,mode=control -serial chardev:console",
-    "-device virtio-serial-pci,bus=pcie.0,addr=0x1d",
-    "-netdev user,id=net0,restrict=on",
-];
-/// What is in the slots, and the port of the agent.
-const DEVICES: [&str; 5] = [
-    "virtserialport,chardev=agent,name=holdfast.agent",
-    "igb,id=igb0,bus=adapter,netdev=net0,mac=52:54:00:00:00:04",
-    "nvme,id=nvme0,serial=SLOT7,bus=controller",
-    "nvme-ns,drive=first,bus=nvme0,nsid=1",
-    "nvme-ns,drive=second,bus=nvme0,nsid=2",
-];
-/// The guest's clock counts instructions, each for a nanosecond or two (`-icount`), so its time
-/// stamp counter has 1 GHz.
-const KERNEL_OPTIONS: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic intel_iommu=on \
-    pcie_ports=native random.trust_cpu=on mitigations=off nokaslr nowatchdog no_timer_check \
-    tsc=reliable tsc_early_khz=1000000 rcupdate.rcu_cpu_stall_suppress=1";
 
 /// Starts QEMU in a thread that does not end before this process: its end would end QEMU.
 fn spawn(mut command: Command) -> Child {

@@ -1,5 +1,6 @@
 //! Holdfast on a Debian kernel with emulated PCI hardware: virtual functions, slots, errors of PCI
-//! Express, and a file system that fails.
+//! Express, a second path to an NVMe namespace, interfaces in other network namespaces, file
+//! systems that fail or are full, reboots and power cuts.
 //!
 //! `HOLDFAST_VM_KERNEL` names a folder with an unpacked kernel package. Without it each test is
 //! skipped with a message:
@@ -11,28 +12,35 @@
 //! ```
 //!
 //! The tests do not need root or KVM: QEMU emulates the processor. It must have the network adapter
-//! igb, as version 8 and newer have: on Debian 12 that of bookworm-backports. `machine::TOOLS` and
+//! igb, as version 8 and newer have: on Debian 12 that of bookworm-backports. `hardware::TOOLS` and
 //! `image::TOOLS` have the other programs with their Debian packages. `HOLDFAST_BIN` names another
 //! binary than the one just built.
 //!
-//! The tests share one machine and run one after the other. The machine boots an initrd with the
-//! daemon, and with this binary: there it is the agent (`guest`), which runs scripts and simulated
-//! kubelets. A test starts a node of its own on the machine (`node`), and leaves the hardware as it
-//! was. After a test that failed, the next one boots another machine.
+//! The tests with the same clock (`hardware::Clock`) share one machine. They run one after the
+//! other. The machine boots an initrd with the daemon, and with this binary: there it is the agent
+//! (`guest`), which runs scripts and simulated kubelets. A test starts a node of its own on the
+//! machine (`node`), and leaves the hardware as it was. After a test that failed, the next one
+//! boots another machine.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod errors;
 mod functions;
 mod guest;
+mod hardware;
 mod image;
+mod interfaces;
 mod machine;
+mod namespaces;
 mod node;
+mod power;
 #[path = "../common/real/mod.rs"]
 mod real;
+mod reboot;
 mod slots;
 mod storage;
 
+use hardware::Clock;
 use machine::Machine;
 use real::{sandbox, say};
 use std::path::PathBuf;
@@ -48,15 +56,15 @@ fn kernel_package() -> Option<PathBuf> {
     std::env::var_os(VARIABLE).map(PathBuf::from)
 }
 
-/// Runs the checks on the machine that all tests share.
-fn test(name: &str, checks: impl FnOnce(&Machine)) {
+/// Runs the checks on the machine that all tests with this clock share.
+fn test(name: &str, clock: Clock, checks: impl FnOnce(&Machine)) {
     static MACHINE: Mutex<Option<Machine>> = Mutex::new(None);
     if kernel_package().is_none() {
         return say(format_args!(
             "SKIPPED: {name}: {VARIABLE} is not set, so nothing was tested on a kernel with emulated hardware; it names a folder that `dpkg -x` unpacked a package linux-image-6.12.…-amd64 into"
         ));
     }
-    for (program, package) in image::TOOLS.iter().chain(&machine::TOOLS) {
+    for (program, package) in image::TOOLS.iter().chain(&hardware::TOOLS) {
         assert!(
             sandbox::find(program).is_some(),
             "{VARIABLE} is set, but `{program}` is missing: apt-get install {package}"
@@ -64,7 +72,8 @@ fn test(name: &str, checks: impl FnOnce(&Machine)) {
     }
     let mut shared = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     // A test that fails drops the machine.
-    let machine = shared.take().unwrap_or_else(Machine::start);
+    let machine = shared.take().filter(|machine| machine.clock() == clock);
+    let machine = machine.unwrap_or_else(|| Machine::start(clock));
     let began = Instant::now();
     checks(&machine);
     say(format_args!("{name}: {:.1?}", began.elapsed()));
@@ -79,23 +88,28 @@ fn agent() {
     }
 }
 
-/// Defines tests by the function that checks.
+/// Defines tests by the clock of the machine and the function that checks.
 macro_rules! tests {
-    ($($name:ident: $checks:path,)*) => {
+    ($($name:ident: $clock:ident, $checks:path;)*) => {
         $(
             #[test]
             fn $name() {
-                test(stringify!($name), $checks);
+                test(stringify!($name), Clock::$clock, $checks);
             }
         )*
     };
 }
 
 tests! {
-    a_disk_moves_to_another_slot: slots::by_the_button,
-    a_removed_adapter_returns_with_a_rescan: slots::by_the_kernel,
-    a_fatal_error_of_an_adapter_ends_with_its_reset: errors::of_an_adapter,
-    a_file_system_fails: storage::broken,
-    virtual_functions_keep_their_ids: functions::keep_their_ids,
-    virtual_functions_change_their_drivers: functions::change_their_drivers,
+    a_disk_moves_to_another_slot: Leaps, slots::by_the_button;
+    a_removed_adapter_returns_with_a_rescan: Leaps, slots::by_the_kernel;
+    a_fatal_error_of_an_adapter_ends_with_its_reset: Leaps, errors::of_an_adapter;
+    a_file_system_fails: Leaps, storage::broken;
+    a_file_system_is_full: Leaps, storage::full;
+    the_power_fails_while_pods_come_and_go: Waits, power::cuts;
+    an_interface_is_in_the_namespace_of_its_pod: Leaps, interfaces::of_a_pod;
+    a_namespace_of_nvme_has_two_paths: Leaps, namespaces::have_two_paths;
+    the_node_boots_again: Leaps, reboot::of_the_node;
+    virtual_functions_keep_their_ids: Leaps, functions::keep_their_ids;
+    virtual_functions_change_their_drivers: Leaps, functions::change_their_drivers;
 }

@@ -1,10 +1,13 @@
 //! A node on the machine: a kubelet, and a daemon with a ledger of its own.
 
-use crate::guest::{Answer, Pod, Request};
+use crate::guest::{Answer, Pod, Request, host_root};
 use crate::machine::Machine;
 use crate::say;
 use holdfast::domain::ResourceName;
 use serde_json::Value;
+
+/// The longest time between two scans of the devices, in seconds, and some for the scan itself.
+const SCANS_EVERY: f64 = 35.0;
 
 /// A node; the daemon ends with it.
 #[derive(Debug)]
@@ -52,10 +55,23 @@ impl<'m> Node<'m> {
     }
 
     pub(crate) fn start_kubelet(&self) {
-        match self.machine.ask(&Request::StartKubelet(self.kubelet())) {
-            Answer::Done => {}
+        self.start_kubelet_with(&[]);
+    }
+
+    /// Starts a kubelet on a node that has these pods already, and returns its decisions on them.
+    pub(crate) fn start_kubelet_with(&self, pods: &[Pod]) -> Vec<Pod> {
+        let request = Request::StartKubelet { kubelet: self.kubelet(), pods: pods.to_vec() };
+        match self.machine.ask(&request) {
+            Answer::AllDecided(pods) => pods,
             other => panic!("the kubelet does not start: {other:?}"),
         }
+    }
+
+    /// Ends the daemon and the kubelet, as at a shutdown.
+    pub(crate) fn end(&self) {
+        self.end_daemon();
+        let answer = self.machine.ask(&Request::StopKubelet(self.kubelet()));
+        assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
     /// The command line of a verb.
@@ -75,13 +91,26 @@ impl<'m> Node<'m> {
         self.wait_until_registered();
     }
 
-    /// Starts the daemon.
+    /// Starts the daemon, with the cgroups and log folders of this node alone.
     pub(crate) fn launch(&self) {
         let Node { name, .. } = self;
+        let root = host_root(&self.kubelet());
+        let mut script = String::new();
+        for dir in ["/sys/fs/cgroup", "/var/log/pods"] {
+            script += &format!("mkdir -p {root}{dir} {dir} && mount --bind {root}{dir} {dir} && ");
+        }
+        script += &format!("exec {}", self.command("run"));
         self.machine.run(&format!(
-            "HOLDFAST_LOG=info setsid {} >> /run/{name}.log 2>&1 < /dev/null & echo $! > /run/{name}.pid",
-            self.command("run")
+            "HOLDFAST_LOG=info setsid unshare --mount sh -c '{script}' >> /run/{name}.log 2>&1 < /dev/null & \
+             echo $! > /run/{name}.pid"
         ));
+    }
+
+    /// Waits until the daemon has its ledger and its devices; the kubelet may be absent.
+    pub(crate) fn wait_until_ready(&self) {
+        self.wait("the daemon is ready", |node| {
+            (node.try_json("status")?["ready"] == true).then_some(())
+        });
     }
 
     pub(crate) fn wait_until_registered(&self) {
@@ -124,9 +153,22 @@ impl<'m> Node<'m> {
         serde_json::from_str(&self.machine.run(&command)).unwrap()
     }
 
+    /// The damaged files that were moved aside in the ledger's directory.
+    pub(crate) fn quarantined(&self) -> String {
+        self.machine.run(&format!("find {} -name '*quarantine*'", self.state()))
+    }
+
     /// Waits for a value.
     pub(crate) fn wait<T>(&self, what: &str, mut read: impl FnMut(&Self) -> Option<T>) -> T {
         self.machine.wait(what, || read(self))
+    }
+
+    /// Waits for as long as the daemon takes to scan and to probe every device again.
+    pub(crate) fn wait_for_scan(&self) {
+        let uptime =
+            || -> f64 { self.machine.run("cut -d ' ' -f 1 /proc/uptime").parse().unwrap() };
+        let end = uptime() + SCANS_EVERY;
+        self.wait("another scan", |_| (uptime() > end).then_some(()));
     }
 
     /// The report of a device.
@@ -147,6 +189,16 @@ impl<'m> Node<'m> {
             .collect();
         listed.sort();
         listed
+    }
+
+    /// Has an operator exclude a device.
+    pub(crate) fn cordon(&self, id: &str) {
+        self.machine.run(&self.command(&format!("device cordon {id} --reason test")));
+    }
+
+    /// Has an operator return a device to service.
+    pub(crate) fn uncordon(&self, id: &str) {
+        self.machine.run(&self.command(&format!("device uncordon {id}")));
     }
 
     /// The failures of a device, the newest last.
@@ -186,13 +238,18 @@ impl<'m> Node<'m> {
         });
     }
 
-    /// Adds a pod.
+    /// Adds a pod that requests one device.
     pub(crate) fn try_pod(&self, name_of_pod: &str, resource: &str) -> Pod {
+        self.try_pod_with(name_of_pod, resource, 1)
+    }
+
+    /// Adds a pod that requests this many devices.
+    pub(crate) fn try_pod_with(&self, name_of_pod: &str, resource: &str, count: u32) -> Pod {
         let request = Request::AddPod {
             kubelet: self.kubelet(),
             name: name_of_pod.to_owned(),
             resource: name(resource),
-            count: 1,
+            count,
         };
         match self.machine.ask(&request) {
             Answer::Decided(pod) => pod,
@@ -218,6 +275,14 @@ impl<'m> Node<'m> {
     /// The live grants.
     pub(crate) fn grants(&self) -> Vec<Value> {
         self.json("who")["grants"].as_array().unwrap().clone()
+    }
+
+    /// The grants that the ledger has or had, once all of them can be read.
+    pub(crate) fn history(&self) -> Vec<Value> {
+        let document = self.wait("the history can be read", |node| {
+            node.try_json("history").filter(|document| document["problem"].is_null())
+        });
+        document["grants"].as_array().unwrap().clone()
     }
 
     /// The names of the pods that hold a device.

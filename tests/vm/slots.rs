@@ -1,7 +1,8 @@
 //! Devices that are plugged in and removed: by the button of their slot, and by the kernel's
 //! request.
 
-use crate::machine::{ADAPTER, EMPTY, Machine};
+use crate::hardware::{ADAPTER, EMPTY};
+use crate::machine::Machine;
 use crate::node::Node;
 use serde_json::json;
 
@@ -26,15 +27,15 @@ fn plug_disk(machine: &Machine, (_, bus): (u8, &str)) {
 pub(crate) fn by_the_button(machine: &Machine) {
     let node = Node::start(machine, RESOURCES);
     node.wait("the disks that are always there", |node| {
-        (node.healthy(DISK).len() == 2).then_some(())
+        (node.healthy(DISK).len() == 3).then_some(())
     });
     let before = node.healthy(DISK);
     plug_disk(machine, EMPTY[0]);
     let plugged = node.wait("the plugged disk", |node| {
         node.healthy(DISK).into_iter().find(|id| !before.contains(id))
     });
-    // Three pods, so that one of them has this disk.
-    let pods = ["first", "second", "third"].map(|name| node.pod(name, DISK));
+    // A pod for each disk, so that one of them has this one.
+    let pods = ["first", "second", "third", "fourth"].map(|name| node.pod(name, DISK));
     let holder = pods.iter().find(|pod| pod.devices[0] == plugged).unwrap();
 
     machine.unplug("disk");
