@@ -6,7 +6,10 @@ use crate::functions::{bind, unbind};
 use crate::hardware::ADAPTER;
 use crate::machine::Machine;
 use crate::node::Node;
+use crate::real::say;
 use crate::storage;
+use serde_json::Value;
+use std::collections::BTreeMap;
 
 const ADAPTERS: &str = "example.com/adapter";
 const DISK: &str = "example.com/disk";
@@ -28,6 +31,13 @@ paths = ["/dev/tty?"]
 fn node_on_disk(machine: &Machine) -> Node<'_> {
     let dir = storage::mount(machine, "ext4", "-t ext4");
     Node::at(machine, "reboot", &format!("{dir}/reboot"), &format!("{dir}/reboot"), RESOURCES)
+}
+
+/// The node of each disk. Another boot may number the disks in another order.
+fn nodes_of_disks(node: &Node<'_>) -> BTreeMap<String, Value> {
+    let found = node.json("discover");
+    let disks = found["devices"].as_array().unwrap().iter().filter(|it| it["resource"] == DISK);
+    disks.map(|it| (it["id"].as_str().unwrap().to_owned(), it["nodes"].clone())).collect()
 }
 
 /// Makes the adapter fail for good: this driver has no handlers of errors.
@@ -52,6 +62,8 @@ pub(crate) fn of_the_node(machine: &Machine) {
     node.cordon(&cordoned);
     node.wait_for_health(DISK, &cordoned, "cordoned");
     break_adapter(machine, &node, &adapter);
+
+    let nodes = nodes_of_disks(&node);
 
     let boot = machine.boot_id();
     node.end();
@@ -80,7 +92,11 @@ pub(crate) fn of_the_node(machine: &Machine) {
     assert_eq!(next.devices, [adapter]);
     node.wait_for_holders(&ends.devices[0], &[]);
     node.uncordon(&cordoned);
-    node.wait_for_health(DISK, &cordoned, "");
+    // The kubelet starts a container that returns with the node that it had.
+    let now = &nodes_of_disks(&node)[&cordoned];
+    let is_returned = returning.iter().any(|pod| nodes[&pod.devices[0]] == *now);
+    say(format_args!("the disks were {nodes:?}, and the free one is {now} now"));
+    node.wait_for_health(DISK, &cordoned, if is_returned { "held_as_other" } else { "" });
     node.end();
     machine.run("umount /mnt/ext4");
 }
