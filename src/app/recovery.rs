@@ -34,7 +34,8 @@ pub(super) fn open(settings: &Settings, host_root: &HostRoot) -> Result<Opened, 
     // Only now: a start that the user can fix ends in one sentence, without log lines around it.
     tracing::info!(version = env!("CARGO_PKG_VERSION"), kubelet_dir = %roots.kubelet.display(), "starting");
     settings.close_folders();
-    complete(&mut store, &mut recovered, &settings.device_plugins(), host_root);
+    let boot_of_grants = host::boot_id(&roots.host).unwrap_or_default();
+    complete(&mut store, &mut recovered, &settings.device_plugins(), host_root, &boot_of_grants);
     tracing::info!(grants = recovered.grants.len(), state_dir = %roots.state.display(), "ledger recovered");
     let damage =
         (!recovered.report.is_clean()).then(|| Arc::<str>::from(recovered.report.to_string()));
@@ -45,18 +46,19 @@ pub(super) fn open(settings: &Settings, host_root: &HostRoot) -> Result<Opened, 
 }
 
 /// Adds grants that only the kubelet's checkpoint has. Grants from there have no objects; they get
-/// those of their present nodes (I13).
+/// those of their present nodes (I13). Grants of a former boot get the present device numbers.
 fn complete(
     store: &mut Store,
     recovered: &mut Recovered,
     device_plugins: &Path,
     host_root: &HostRoot,
+    boot_id: &str,
 ) {
     from_kubelet(store, recovered, device_plugins);
     let behind = |node: &str| hardware::objects_of_node(host_root, node);
     recovered.grants = std::mem::take(&mut recovered.grants)
         .into_iter()
-        .map(|grant| grant.resolve(behind))
+        .map(|grant| grant.in_boot(boot_id, behind).resolve(behind))
         .collect();
 }
 

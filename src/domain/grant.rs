@@ -8,6 +8,7 @@ use super::pod::PodRef;
 use super::resource_name::ResourceName;
 use super::time::Timestamp;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -249,6 +250,24 @@ impl Grant {
             self.claim.as_ref().is_none_or(|claim| !claim.is_for_admin(&device.id))
         };
         self.devices.iter().filter(is_held)
+    }
+
+    /// Replaces the device numbers of a former boot by those of the nodes now, as far as the host
+    /// shows them: `behind` returns the objects behind a node. A grant of this boot stays as it is,
+    /// and so does one whose boot is not known.
+    #[must_use]
+    pub fn in_boot(mut self, boot_id: &str, behind: impl Fn(&str) -> Vec<Object>) -> Self {
+        if self.boot_id.is_empty() || boot_id.is_empty() || self.boot_id == boot_id {
+            return self;
+        }
+        for device in self.devices.iter_mut().filter(|device| !device.objects.is_empty()) {
+            device.objects.retain(|object| !object.is_number());
+            let nodes = device.objects.iter().filter_map(Object::as_node);
+            let now: BTreeSet<Object> = nodes.flat_map(&behind).collect();
+            let new: Vec<_> = now.into_iter().filter(|it| !device.objects.contains(it)).collect();
+            device.objects.extend(new);
+        }
+        self
     }
 
     /// Adds the objects of its devices that were not recorded, as far as the host shows them now:

@@ -80,6 +80,12 @@ impl Object {
         Object(number.to_string().into())
     }
 
+    /// Whether this is a device number. After a reboot the kernel may give it to another device.
+    #[must_use]
+    pub fn is_number(&self) -> bool {
+        self.0.starts_with("char:") || self.0.starts_with("block:")
+    }
+
     /// A PCI function.
     #[must_use]
     pub fn function(address: PciAddress) -> Self {

@@ -962,6 +962,28 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
     );
 }
 
+/// The kernel numbers its disks in another order, and a container that returns opens its node by the
+/// path.
+#[test]
+fn after_a_reboot_a_grant_holds_what_its_paths_lead_to_and_no_former_device_number() {
+    let number = |minor| Object::number(DeviceNumber { is_block: true, major: 259, minor });
+    let (disk, path) = (Object::disk("eui.1", None), Object::node("/dev/nvme0n1"));
+    let grant = of_node(1, "a.com/disk", "disk-1", &[path.clone(), number(0), disk.clone()]);
+    let behind = |path: &str| match path {
+        "/dev/nvme0n1" => vec![Object::node(path), number(3)],
+        _ => Vec::new(),
+    };
+    let held = |grant: Grant| grant.devices[0].objects.clone();
+    let [same, unknown] =
+        [BOOT, ""].map(|boot| held(grant.clone().in_boot(boot, |_| panic!("nothing is read"))));
+    assert_eq!((same, unknown), (held(grant.clone()), held(grant.clone())));
+    assert_eq!(
+        held(grant.clone().in_boot("boot-2", behind)),
+        [path.clone(), disk.clone(), number(3)]
+    );
+    assert_eq!(held(grant.in_boot("boot-2", |_| Vec::new())), [path, disk], "it is not there yet");
+}
+
 #[test]
 fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ours() {
     let other = AllocId::of_other_plugin("u1", "main", &resource());
