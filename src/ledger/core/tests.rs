@@ -962,7 +962,7 @@ fn what_is_held_by_one_id_is_given_by_no_other() {
     );
 }
 
-/// The kernel numbers its disks in another order, and a container that returns opens its node by the
+/// The kernel numbers its disks in another order. A container that returns opens its node by the
 /// path.
 #[test]
 fn after_a_reboot_a_grant_holds_what_its_paths_lead_to_and_no_former_device_number() {
