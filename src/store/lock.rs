@@ -8,6 +8,8 @@ use std::fs::{File, TryLockError};
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// The lock file, locked by the one writer.
 ///
@@ -24,6 +26,10 @@ pub(super) struct Lock {
 
 /// The bytes before the boot id.
 const CONFIRMED_BYTES: usize = 30;
+
+/// How long to wait for the lock. Unit tests share a process: a program that one of them starts has
+/// a copy of each open file, and with it the lock of another test, until it runs.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 0 });
 
 fn closed(segment: u64) -> String {
     format!("closed {segment:020}")
@@ -43,12 +49,20 @@ impl Lock {
             opened => opened,
         };
         let mut file = opened.map_err(StoreError::io("create", &path))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(StoreError::InUse { path: state_dir.to_owned() });
+        let began = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if began.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(StoreError::InUse { path: state_dir.to_owned() });
+                }
+                Err(TryLockError::Error(error)) => {
+                    return Err(StoreError::io("lock", &path)(error));
+                }
             }
-            Err(TryLockError::Error(error)) => return Err(StoreError::io("lock", &path)(error)),
         }
         // An unreadable line matches no boot.
         let mut text = String::new();

@@ -16,9 +16,9 @@ use holdfast::domain::Durability;
 use holdfast::store::{Recovered, Store, StoreError};
 use std::path::Path;
 
-/// Opens a ledger, perhaps once more in this process. The thread that closes the former database
-/// has a low priority. On a busy machine the end of its store does not wait for it, and it still
-/// has the lock.
+/// Opens a ledger, perhaps once more in this process. The former store may have the lock for a
+/// while longer on a busy machine: the thread that closes its database has a low priority, and a
+/// program that was just started has a copy of each open file until it runs.
 fn open(state: &Path, boot: Option<&str>) -> (Store, Recovered) {
     let opened = common::until_blocking(
         "the ledger is free",

@@ -164,7 +164,7 @@ pub(crate) fn cuts(machine: &Machine) {
             (holders == pods && grants.len() == pods.len()).then_some(())
         });
         node.end();
-        machine.run(&format!("umount /mnt/{kind}"));
+        storage::unmount(machine, &format!("/mnt/{kind}"));
     }
 }
 

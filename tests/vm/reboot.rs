@@ -67,7 +67,7 @@ pub(crate) fn of_the_node(machine: &Machine) {
 
     let boot = machine.boot_id();
     node.end();
-    machine.run("umount /mnt/ext4");
+    storage::unmount(machine, "/mnt/ext4");
     drop(node);
     machine.reboot();
     assert_ne!(machine.boot_id(), boot);
@@ -98,5 +98,5 @@ pub(crate) fn of_the_node(machine: &Machine) {
     say(format_args!("the disks were {nodes:?}, and the free one is {now} now"));
     node.wait_for_health(DISK, &cordoned, if is_returned { "held_as_other" } else { "" });
     node.end();
-    machine.run("umount /mnt/ext4");
+    storage::unmount(machine, "/mnt/ext4");
 }

@@ -25,6 +25,14 @@ pub(crate) fn mount(machine: &Machine, disk: &str, options: &str) -> String {
     format!("/mnt/{disk}")
 }
 
+/// Unmounts it when it is free: the kubelet's threads may end after its answer.
+pub(crate) fn unmount(machine: &Machine, dir: &str) {
+    machine.wait(&format!("{dir} is free"), || {
+        let (code, _, _) = machine.try_run(&format!("umount {dir}"));
+        (code == Some(0)).then_some(())
+    });
+}
+
 /// A node with its ledger alone on a file system that can fail.
 fn node_on_broken(machine: &Machine) -> Node<'_> {
     let dir = mount(machine, "broken", "-t ext4 -o errors=remount-ro");
@@ -50,7 +58,7 @@ pub(crate) fn broken(machine: &Machine) {
     node.end_daemon();
 
     // It is repaired, and has the grant.
-    machine.run("umount /mnt/broken");
+    unmount(machine, "/mnt/broken");
     let (code, output, errors) = machine.try_run(&format!("e2fsck -f -y {disk}"));
     assert_eq!(code, Some(1), "errors were corrected: {output} {errors}");
     let node = node_on_broken(machine);
@@ -58,7 +66,7 @@ pub(crate) fn broken(machine: &Machine) {
     node.wait_for_holders(&first.devices[0], &["first"]);
     assert_ne!(node.pod("last", RESOURCE).devices, first.devices);
     node.end_daemon();
-    machine.run("umount /mnt/broken");
+    unmount(machine, "/mnt/broken");
 }
 
 const TERMINAL: &str = "example.com/terminal";
@@ -122,5 +130,5 @@ pub(crate) fn full(machine: &Machine) {
     }
     assert_eq!(node.quarantined(), "");
     node.end_daemon();
-    machine.run(&format!("umount {dir}"));
+    unmount(machine, &dir);
 }
