@@ -82,7 +82,8 @@ pub(crate) fn furnish(dir: &Path) {
     let own = dir.join("dev");
     fs::create_dir(&own).unwrap();
     output(Command::new("mount").args(["-t", "tmpfs", "-o", "mode=755", "tmpfs"]).arg(&own));
-    output(Command::new("cp").args(["-a", "/dev/."]).arg(&own));
+    // Without what is mounted below, where others create and remove files meanwhile.
+    output(Command::new("cp").args(["-a", "--one-file-system", "/dev/."]).arg(&own));
     for below in ["pts", "shm", "mqueue"].map(|name| Path::new("/dev").join(name)) {
         let target = own.join(below.file_name().unwrap());
         if below.is_dir() && target.is_dir() {
