@@ -30,6 +30,25 @@ fn id(device: usize) -> String {
     format!("dev-{device:03}")
 }
 
+/// An inventory of one resource with these devices.
+pub(super) fn inventory(healths: impl IntoIterator<Item = (String, Health)>) -> Inventory {
+    let spec = Arc::new(ResourceSpec::new("a.b/c".parse().unwrap(), DeviceClass::Char));
+    let offered = healths.into_iter().map(|(id, health)| {
+        let device = Arc::new(Device {
+            id: DeviceId::new(id),
+            key: String::new(),
+            class: DeviceClass::Char,
+            pci: None,
+            numa_nodes: Vec::new(),
+            nodes: Vec::new(),
+            attributes: Attributes::default(),
+        });
+        (device.id.clone(), Offered { device, health })
+    });
+    let offering = Offering { devices: offered.collect(), spec: Arc::clone(&spec) };
+    Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) }
+}
+
 impl World {
     fn new(devices: usize) -> Self {
         World {
@@ -57,21 +76,7 @@ impl World {
     }
 
     fn inventory(&self) -> Inventory {
-        let spec = Arc::new(ResourceSpec::new("a.b/c".parse().unwrap(), DeviceClass::Char));
-        let offered = self.healths.iter().enumerate().map(|(n, health)| {
-            let device = Arc::new(Device {
-                id: DeviceId::new(id(n)),
-                key: String::new(),
-                class: DeviceClass::Char,
-                pci: None,
-                numa_nodes: Vec::new(),
-                nodes: Vec::new(),
-                attributes: Attributes::default(),
-            });
-            (device.id.clone(), Offered { device, health: *health })
-        });
-        let offering = Offering { devices: offered.collect(), spec: Arc::clone(&spec) };
-        Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) }
+        inventory(self.healths.iter().enumerate().map(|(n, health)| (id(n), *health)))
     }
 
     fn grants(&self) -> Vec<Arc<Grant>> {

@@ -11,18 +11,12 @@
 use crate::guest::{Answer, Pod, Request};
 use crate::machine::Machine;
 use crate::node::{Node, name};
-use crate::{say, storage};
+use crate::say;
+use crate::storage::{self, TERMINAL, TERMINALS};
 use holdfast::lab::sim::random::Random;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-const RESOURCE: &str = "example.com/terminal";
-const RESOURCES: &str = r#"
-[[resource]]
-name = "example.com/terminal"
-class = "char"
-paths = ["/dev/tty?", "/dev/tty??"]
-"#;
 const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
 const CUTS: usize = 3;
 /// Pods that each kubelet starts before the power may fail.
@@ -50,7 +44,7 @@ impl Known {
 /// A node with its ledger and its kubelet on this file system.
 fn node_on<'m>(machine: &'m Machine, kind: &str) -> Node<'m> {
     let dir = storage::mount(machine, kind, &format!("-t {kind}"));
-    Node::at(machine, kind, &format!("{dir}/node"), &format!("{dir}/node"), RESOURCES)
+    Node::at(machine, kind, &format!("{dir}/node"), &format!("{dir}/node"), TERMINALS)
 }
 
 /// The devices of every grant that the ledger has or had, by its id.
@@ -102,7 +96,7 @@ fn churn_until_cut(
     let request = Request::Churn {
         kubelets: known.keys().cloned().collect(),
         name: name_of_pods.to_owned(),
-        resource: name(RESOURCE),
+        resource: name(TERMINAL),
         pods: RUNNING,
     };
     let mut starts: BTreeMap<String, usize> = BTreeMap::new();
@@ -155,7 +149,7 @@ pub(crate) fn cuts(machine: &Machine) {
     for (node, kind) in nodes.iter().zip(FILE_SYSTEMS) {
         let known = &known[&node.kubelet()];
         // The kubelet writes its checkpoint, and forgets in it what did not return.
-        let next = node.pod("next", RESOURCE);
+        let next = node.pod("next", TERMINAL);
         node.wait("only the pods that remain hold devices", |node| {
             let grants = node.grants();
             let uid = |grant: &Value| grant["pod"]["uid"].as_str().map(str::to_owned);

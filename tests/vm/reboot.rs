@@ -62,7 +62,6 @@ pub(crate) fn of_the_node(machine: &Machine) {
     node.cordon(&cordoned);
     node.wait_for_health(DISK, &cordoned, "cordoned");
     break_adapter(machine, &node, &adapter);
-
     let nodes = nodes_of_disks(&node);
 
     let boot = machine.boot_id();

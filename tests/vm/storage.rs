@@ -69,8 +69,9 @@ pub(crate) fn broken(machine: &Machine) {
     unmount(machine, "/mnt/broken");
 }
 
-const TERMINAL: &str = "example.com/terminal";
-const TERMINALS: &str = r#"
+/// Devices that every machine has.
+pub(crate) const TERMINAL: &str = "example.com/terminal";
+pub(crate) const TERMINALS: &str = r#"
 [[resource]]
 name = "example.com/terminal"
 class = "char"

@@ -70,7 +70,7 @@ impl<'a> Evidence<'a> {
     }
 
     /// Whether there is a checkpoint, and it has no entry of this grant.
-    pub(super) fn checkpoint_left_out(&self, grant: &Grant) -> bool {
+    pub(super) fn checkpoint_lacks_grant(&self, grant: &Grant) -> bool {
         self.checkpoint.is_some() && self.checkpointed(grant).is_none()
     }
 

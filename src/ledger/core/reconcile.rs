@@ -81,7 +81,7 @@ pub struct Watchlist {
     ended: BTreeMap<AllocId, Duration>,
     /// Grants that the kubelet's checkpoint lacked while no process of their pod ran: none runs
     /// with them since, whichever kubelet starts the pod.
-    left: BTreeSet<AllocId>,
+    lacked: BTreeSet<AllocId>,
     absent: BTreeMap<AllocId, Absence>,
     unbound: BTreeMap<AllocId, Unbound>,
     claims: ClaimWatch,
@@ -188,7 +188,7 @@ impl Watchlist {
         self.alive.retain(|uid| holders.contains(uid.as_str()));
         self.gone.retain(|uid| holders.contains(uid.as_str()));
         self.ended.retain(|id, _| ledger.grant(id).is_some());
-        self.left.retain(|id| ledger.grant(id).is_some());
+        self.lacked.retain(|id| ledger.grant(id).is_some());
         self.absent.retain(|id, _| ledger.grant(id).is_some());
         self.unbound.retain(|id, _| {
             ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
@@ -374,15 +374,15 @@ fn is_over(
 ) -> bool {
     let (id, is_superseded) = (&grant.alloc_id, evidence.is_superseded(grant));
     if evidence.checkpointed(grant).is_some() {
-        watchlist.left.remove(id);
+        watchlist.lacked.remove(id);
     }
     if evidence.cgroup(uid).is_dead() {
         watchlist.ended.entry(id.clone()).or_insert(now.boot);
-        watchlist.left.extend(evidence.checkpoint_left_out(grant).then(|| id.clone()));
+        watchlist.lacked.extend(evidence.checkpoint_lacks_grant(grant).then(|| id.clone()));
     } else if !is_superseded {
         watchlist.ended.remove(id);
     }
-    is_superseded && (watchlist.ended.contains_key(id) || watchlist.left.contains(id))
+    is_superseded && (watchlist.ended.contains_key(id) || watchlist.lacked.contains(id))
 }
 
 /// Whether no process of the pod runs, and none will run again.

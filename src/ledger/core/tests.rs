@@ -794,7 +794,7 @@ proptest! {
         // Pods that were seen to have ended, by this kubelet's life.
         let mut dead = BTreeSet::new();
         // Grants that no checkpoint had when their pod was seen to have ended.
-        let mut left = BTreeSet::new();
+        let mut lacked = BTreeSet::new();
         for (n, (seen, wait, act)) in looks.into_iter().enumerate() {
             clock += wait;
             if act == 0 {
@@ -813,9 +813,9 @@ proptest! {
                 let Some(checkpoint) = &seen.checkpoint else { continue };
                 let uid = grant.pod().map(|pod| &pod.uid);
                 if checkpoint.grant_ids().any(|id| *id == grant.alloc_id) {
-                    left.remove(&grant.alloc_id);
+                    lacked.remove(&grant.alloc_id);
                 } else if uid.and_then(|uid| seen.cgroups.get(uid)).is_some_and(|state| state.is_dead()) {
-                    left.insert(grant.alloc_id.clone());
+                    lacked.insert(grant.alloc_id.clone());
                 }
             }
             if seen.pods.is_some() && seen.kubelet_settled {
@@ -833,7 +833,7 @@ proptest! {
                 let GrantState::Released { pod, released_by, .. } = state else { continue };
                 if released_by == SUPERSEDED {
                     let uid = &pod.as_ref().expect("it was bound").uid;
-                    prop_assert!(dead.contains(uid) || left.contains(alloc_id), "no observation showed that it ended");
+                    prop_assert!(dead.contains(uid) || lacked.contains(alloc_id), "no observation showed that it ended");
                     let checkpoint = seen.checkpoint.as_ref().expect("the proof that its container has another one");
                     let kept: BTreeSet<_> = checkpoint.entries().iter().filter(|entry| entry.pod_uid == *uid).map(|entry| &entry.alloc_id).collect();
                     prop_assert!(!kept.contains(&Some(alloc_id.clone())) && kept.iter().any(|kept| kept.is_some()));

@@ -4,10 +4,10 @@ use super::super::claims::{self, Content, Network, Networks, SeenEntry};
 use super::super::objects::Status;
 use super::*;
 use crate::domain::{
-    AllocId, Allocated, Attributes, ClaimHold, ClaimedDevice, ContainerEdits, Device, DeviceClass,
-    DeviceId, DraName, Grant, GrantState, Health, Inventory, Offered, Offering, Reason,
-    ResourceSpec, Verdicts,
+    AllocId, Allocated, ClaimHold, ClaimedDevice, ContainerEdits, DeviceId, DraName, Grant,
+    GrantState, Health, Reason, Verdicts,
 };
+use crate::reporting::tests::inventory;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -330,31 +330,16 @@ fn grant(claim: &str, devices: Vec<ClaimedDevice>, is_unprepared: bool) -> Arc<G
     })
 }
 
-fn inventory(healths: &[(&str, Health)]) -> Inventory {
-    let spec = Arc::new(ResourceSpec::new("a.b/c".parse().unwrap(), DeviceClass::Char));
-    let offered = healths.iter().map(|(id, health)| {
-        let device = Arc::new(Device {
-            id: DeviceId::new(*id),
-            key: String::new(),
-            class: DeviceClass::Char,
-            pci: None,
-            numa_nodes: Vec::new(),
-            nodes: Vec::new(),
-            attributes: Attributes::default(),
-        });
-        (device.id.clone(), Offered { device, health: *health })
-    });
-    let offering = Offering { devices: offered.collect(), spec: Arc::clone(&spec) };
-    Inventory { resources: BTreeMap::from([(spec.name.clone(), Arc::new(offering))]) }
-}
-
 #[test]
 fn the_patch_has_what_the_api_server_accepts() {
-    let inventory = inventory(&[
-        ("gpu-0", Health::Healthy),
-        ("gpu-1", Health::Unhealthy(Reason::PortDown)),
-        ("gpu-2", Health::Unhealthy(Reason::Unread)),
-    ]);
+    let inventory = inventory(
+        [
+            ("gpu-0", Health::Healthy),
+            ("gpu-1", Health::Unhealthy(Reason::PortDown)),
+            ("gpu-2", Health::Unhealthy(Reason::Unread)),
+        ]
+        .map(|(id, health)| (id.to_owned(), health)),
+    );
     let share = "b8e3a3c0-0000-4000-8000-000000000001";
     let devices = vec![
         claimed("gpu-0", Some(share)),
