@@ -6,7 +6,6 @@ use crate::lab::sim::executor::{Handle, Task};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -61,22 +60,18 @@ impl Sockets {
 
     /// A new connection to the listener at a path.
     pub(super) fn dial(&mut self, path: &str) -> Option<Arc<Transport>> {
-        let listener = self
-            .files
-            .get(path)?
-            .listener
-            .upgrade()
-            .filter(|listener| !listener.closed.load(Ordering::Acquire))?;
+        let listener = self.files.get(path)?.listener.upgrade()?;
+        let transport = listener.connect(ConnectionId(self.next_connection + 1))?;
         self.next_connection += 1;
-        Some(listener.connect(ConnectionId(self.next_connection)))
+        Some(transport)
     }
 }
 
 /// A listening socket.
 pub(super) struct Listener {
-    pub(super) plugin: Arc<dyn Plugin>,
+    /// `None` once it is closed: the plugin may hold its own listener, and neither would be freed.
+    plugin: Mutex<Option<Arc<dyn Plugin>>>,
     transports: Mutex<Vec<Weak<Transport>>>,
-    closed: AtomicBool,
 }
 
 impl fmt::Debug for Listener {
@@ -87,32 +82,35 @@ impl fmt::Debug for Listener {
 
 impl Listener {
     pub(super) fn new(plugin: Arc<dyn Plugin>) -> Self {
-        Listener { plugin, transports: Mutex::default(), closed: AtomicBool::new(false) }
+        Listener { plugin: Mutex::new(Some(plugin)), transports: Mutex::default() }
     }
 
     fn transports(&self) -> MutexGuard<'_, Vec<Weak<Transport>>> {
         self.transports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connect(self: &Arc<Self>, id: ConnectionId) -> Arc<Transport> {
+    fn plugin(&self) -> MutexGuard<'_, Option<Arc<dyn Plugin>>> {
+        self.plugin.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` if it is closed.
+    fn connect(&self, id: ConnectionId) -> Option<Arc<Transport>> {
+        let plugin = self.plugin().clone()?;
         let (cut, _) = watch::channel(false);
-        let transport = Arc::new(Transport {
-            id,
-            plugin: Arc::clone(&self.plugin),
-            cut,
-            tasks: Mutex::default(),
-        });
+        let transport = Arc::new(Transport { id, plugin, cut, tasks: Mutex::default() });
         let mut transports = self.transports();
         transports.retain(|known| known.strong_count() > 0);
         transports.push(Arc::downgrade(&transport));
-        transport
+        Some(transport)
     }
 
     /// Stops listening, and cuts every connection that was made through this socket.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        let plugin = self.plugin().take();
         let transports = std::mem::take(&mut *self.transports());
         transports.iter().filter_map(Weak::upgrade).for_each(|transport| transport.cut());
+        // Outside of the locks: it may own what locks them.
+        drop(plugin);
     }
 
     /// Open connections.

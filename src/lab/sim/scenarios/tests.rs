@@ -1,9 +1,15 @@
 //! Runs many seeds, and checks the coverage.
 
+use super::daemon::Daemon;
+use super::durable::Disk;
+use super::hardware::Hardware;
 use super::scenario::{Outcome, run};
 use crate::domain::Safeguard;
-use crate::lab::sim::kubelet::{Hook, Interleaving};
+use crate::lab::sim::kubelet::{Behaviour, Hook, Interleaving, Start};
+use crate::lab::sim::memory::{Faults, Simulation};
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().unwrap())
@@ -110,4 +116,18 @@ fn a_run_is_the_same_at_every_repetition() {
     for seed in 0..10 {
         assert_eq!(run(seed).events, run(seed).events);
     }
+}
+
+/// Otherwise a million runs do not fit into memory.
+#[test]
+fn the_end_of_a_run_frees_its_daemons() {
+    let mut simulation = Simulation::new(0, Behaviour::default(), Faults::none());
+    let (node, hardware) = (simulation.node(), Hardware::new(false));
+    node.start_kubelet(Start::default());
+    let daemon = Daemon::start(&node, &Disk::default(), &hardware);
+    let inner = Arc::downgrade(&daemon.inner);
+    simulation.run_for(Duration::from_secs(5));
+    assert!(node.view(|view| view.events().iter().count() > 1), "it is registered");
+    drop((simulation, node, daemon));
+    assert!(inner.upgrade().is_none(), "something on the node holds itself");
 }
