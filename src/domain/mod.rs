@@ -103,7 +103,7 @@ pub use nvml::{
 };
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share, share_with_claim};
 pub use observation::{
-    CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName,
+    CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName, PodReport,
 };
 pub use pace::Pace;
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction, is_scalable_name};

@@ -24,8 +24,8 @@ pub struct Observation {
     pub kubelet_settled: bool,
     /// `kubelet_internal_checkpoint`; `None` if it is missing or cannot be read.
     pub checkpoint: Option<Arc<Checkpoint>>,
-    /// The pod-resources listing; `None` if it was not requested, or if the kubelet did not answer.
-    pub pods: Option<Vec<ListedPod>>,
+    /// What the kubelet reports of its pods.
+    pub pods: PodReport,
     /// Names by pod UID, from `/var/log/pods/<namespace>_<name>_<uid>`. The folder outlives its pod
     /// for a time.
     pub names: BTreeMap<String, PodName>,
@@ -53,7 +53,45 @@ pub struct CheckpointGrant {
     pub edits: ContainerEdits,
 }
 
-/// A pod of a pod-resources listing. The listing has no UIDs.
+/// What the kubelet's pod-resources API reports of its pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PodReport {
+    /// It was not called, or did not answer.
+    #[default]
+    Nothing,
+    /// Single pods by name (`Get`); `None` for one that the kubelet does not have. A pod that has
+    /// ended is found until it was removed from the API server.
+    Named(BTreeMap<PodName, Option<ListedPod>>),
+    /// All pods (`List`). From Kubernetes 1.34 on, pods that have ended are left out.
+    All(Vec<ListedPod>),
+}
+
+impl PodReport {
+    /// The pods that the kubelet has.
+    pub fn found(&self) -> impl Iterator<Item = &ListedPod> {
+        let (named, all) = match self {
+            PodReport::Nothing => (None, None),
+            PodReport::Named(named) => (Some(named), None),
+            PodReport::All(all) => (None, Some(all)),
+        };
+        named.into_iter().flat_map(BTreeMap::values).flatten().chain(all.into_iter().flatten())
+    }
+
+    /// Whether a pod with this namespace and name would be among [`PodReport::found`]; without a
+    /// name, whether any pod would.
+    #[must_use]
+    pub fn covers(&self, name: Option<(&str, &str)>) -> bool {
+        match (self, name) {
+            (PodReport::Nothing, _) | (PodReport::Named(_), None) => false,
+            (PodReport::Named(named), Some((namespace, name))) => named
+                .keys()
+                .any(|asked| (asked.namespace.as_str(), asked.name.as_str()) == (namespace, name)),
+            (PodReport::All(_), _) => true,
+        }
+    }
+}
+
+/// A pod of the pod-resources API, which has no UIDs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ListedPod {
     /// Its namespace.
@@ -62,6 +100,14 @@ pub struct ListedPod {
     pub name: String,
     /// Its containers. Init containers that end are not listed.
     pub containers: Vec<ListedContainer>,
+}
+
+impl ListedPod {
+    /// Its namespace and name.
+    #[must_use]
+    pub fn full_name(&self) -> PodName {
+        PodName { namespace: self.namespace.clone(), name: self.name.clone() }
+    }
 }
 
 /// A container of a listed pod.

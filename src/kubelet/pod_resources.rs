@@ -7,14 +7,16 @@
 //! sidecars, but those came with 1.28.
 //!
 //! Never call [`PodResources::list`] while an Allocate is in flight. Before the kubelet answers it,
-//! it frees the devices of dead pods, and with them the reservation of that Allocate.
+//! it frees the devices of dead pods, and forgets the reservation of that Allocate with them. An
+//! Allocate of another plugin cannot be seen, so [`PodResources::get`] is preferred, which frees
+//! nothing.
 
 use super::proto::podresources_v1 as api;
 use super::proto::podresources_v1::pod_resources_lister_client::PodResourcesListerClient;
 use super::proto::podresources_v1alpha1 as api_v1alpha1;
 use super::proto::podresources_v1alpha1::pod_resources_lister_client::PodResourcesListerClient as ClientV1Alpha1;
 use super::uds;
-use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
+use crate::domain::{DeviceId, ListedContainer, ListedPod, PodName, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,6 +30,10 @@ const LIST_WHEN_IDLE_DEADLINE: Duration = Duration::from_millis(500);
 /// The deadline of a call. A busy kubelet answers in milliseconds; a slower one is called again
 /// later.
 const DEADLINE: Duration = Duration::from_secs(2);
+
+/// The time between two calls of many. The kubelet answers 100 calls a second, of all clients
+/// together, and 10 more at once (`DefaultQPS`, `DefaultBurstTokens` of its pod-resources API).
+const GET_EVERY: Duration = Duration::from_millis(10);
 
 /// A node of 110 pods with 64 devices each needs less than 1 MiB. tonic's default of 4 MiB leaves
 /// too little reserve.
@@ -51,6 +57,20 @@ pub enum PodResourcesError {
         #[source]
         status: Box<Status>,
     },
+}
+
+impl PodResourcesError {
+    /// Whether the kubelet does not have the call, or has it switched off by its feature gate.
+    #[must_use]
+    pub fn is_unknown_call(&self) -> bool {
+        match self {
+            PodResourcesError::Late { .. } => false,
+            // grpc-go's code for an error without one: the kubelet has none for a gate.
+            PodResourcesError::Refused { status, .. } => {
+                matches!(status.code(), Code::Unimplemented | Code::Unknown)
+            }
+        }
+    }
 }
 
 /// The client. It connects at its first call, and again after a restart of the kubelet.
@@ -121,8 +141,25 @@ impl PodResources {
         ))
     }
 
-    /// One active pod; `None` if the kubelet has none with that name. v1alpha1 has no such call, so
-    /// it is refused there.
+    /// These pods, as [`PodResources::get`] has them.
+    pub async fn get_all(
+        &self,
+        names: BTreeSet<PodName>,
+    ) -> Result<BTreeMap<PodName, Option<ListedPod>>, PodResourcesError> {
+        let mut pods = BTreeMap::new();
+        for name in names {
+            if !pods.is_empty() {
+                tokio::time::sleep(GET_EVERY).await;
+            }
+            let found = self.get(&name.namespace, &name.name).await?;
+            pods.insert(name, found);
+        }
+        Ok(pods)
+    }
+
+    /// One pod, also one that has ended and was not removed; `None` if the kubelet has none with
+    /// that name. Frees nothing. Kubelets before 1.34 do not have the call, or have it switched off
+    /// (`KubeletPodResourcesGet`): then it is refused.
     pub async fn get(
         &self,
         namespace: &str,

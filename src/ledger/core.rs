@@ -42,8 +42,9 @@ mod stuck;
 
 #[cfg(test)]
 mod tests;
+mod watchlist;
 
-pub use self::agenda::{Agenda, LOOK_HELD, is_calm, next_look};
+pub use self::agenda::{Agenda, LOOK_HELD, PodQuery, is_calm, next_look};
 pub use self::claim_end::UNPREPARED;
 pub use self::claims::{REALLOCATED, Recording, is_one_claim, record_claim, release_claim};
 pub use self::evidence::ABSENCE_MIN;
@@ -53,12 +54,11 @@ pub use self::passage::{Passage, View, passage};
 pub use self::pending::pending_releases;
 pub use self::prepared::{CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN};
 pub use self::rebuild::{rebuild, unheard_of};
-pub use self::reconcile::{
-    HANDED_ON, NEVER_STARTED, NEVER_STARTED_MIN, POD_GONE, SUPERSEDED, Watchlist, reconcile,
-};
+pub use self::reconcile::{HANDED_ON, NEVER_STARTED, POD_GONE, SUPERSEDED, reconcile};
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_by_another};
 pub use self::restore::{Restored, restore_claims};
 pub use self::stuck::{OPERATOR, Vouched, release_stuck, stuck_claim};
+pub use self::watchlist::{NEVER_STARTED_MIN, Watchlist};
 
 use crate::domain::{
     AllocId, Checkpoint, DeviceId, Entry, Gone, Grant, GrantedDevice, HookState, Inventory, Listed,

@@ -2,10 +2,10 @@
 //! its pod listing.
 
 use super::config::LedgerConfig;
-use super::core::Agenda;
+use super::core::{Agenda, PodQuery};
 use crate::domain::{
     AllocId, CgroupState, Checkpoint, ClaimEvidence, Grant, KubeletGeneration, Moment, Observation,
-    PodName,
+    PodName, PodReport,
 };
 use crate::host::pods::{self, PodCgroups};
 use crate::kubelet::checkpoint::CheckpointReader;
@@ -214,10 +214,29 @@ impl KubeletObserver {
                 return Observation::default();
             }
         };
-        if wants.agenda.needs_listing(&observation) {
-            observation.pods = self.pod_resources.list_when_idle(&self.gate).await;
+        while let Some(query) = wants.agenda.query(&observation) {
+            observation.pods = self.ask(query).await;
+            if observation.pods == PodReport::Nothing {
+                break;
+            }
         }
         observation
+    }
+
+    /// Asks the kubelet; for all pods if it does not have `Get`.
+    async fn ask(&self, query: PodQuery) -> PodReport {
+        if let PodQuery::Named(names) = query {
+            match self.pod_resources.get_all(names).await {
+                Ok(found) => return PodReport::Named(found),
+                Err(error) if error.is_unknown_call() => {}
+                Err(error) => {
+                    tracing::debug!(%error, "cannot get the pods");
+                    return PodReport::Nothing;
+                }
+            }
+        }
+        let pods = self.pod_resources.list_when_idle(&self.gate).await;
+        pods.map_or(PodReport::Nothing, PodReport::All)
     }
 
     /// Reads the files, on a thread that may block.
@@ -235,7 +254,7 @@ impl KubeletObserver {
             kubelet,
             kubelet_settled,
             checkpoint,
-            pods: None,
+            pods: PodReport::Nothing,
             names,
             cgroups,
             claims: self.claims.borrow().clone(),
@@ -273,7 +292,8 @@ mod tests {
     #[tokio::test]
     async fn a_pod_that_came_with_another_cgroup_driver_is_seen_to_live_by_a_look_and_at_the_gate()
     {
-        let agenda = Agenda { pods: BTreeSet::from(["u1".to_owned()]), ..Agenda::default() };
+        let mut agenda = Agenda::default();
+        agenda.pods.insert("u1".to_owned());
         let wants = Wants { agenda, kubelet: None, kubelet_settled: true };
         let look = |observer: &KubeletObserver| observer.read(&wants).cgroups["u1"];
         let gate = |observer: &KubeletObserver| observer.cgroup("u1");

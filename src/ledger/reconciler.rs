@@ -77,7 +77,7 @@ impl Reconciler {
     /// The questions for the next pass.
     pub(super) fn wants(&mut self, ledger: &Ledger, config: &LedgerConfig, now: Moment) -> Wants {
         let kubelet = *config.kubelet.borrow();
-        let agenda = Agenda::of(ledger, &self.watchlist, now.boot);
+        let agenda = Agenda::of(ledger, &self.watchlist, now);
         Wants { agenda, kubelet, kubelet_settled: self.kubelet_age.is_settled(kubelet, now) }
     }
 

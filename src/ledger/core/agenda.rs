@@ -1,18 +1,33 @@
 //! The agenda of reconciliation: what the next pass checks, and when.
 
-use super::reconcile::SOON_FOR;
-use super::{Ledger, Watchlist};
+use super::Ledger;
+use super::evidence::ABSENCE_MIN;
+use super::watchlist::{SOON_FOR, Watchlist};
 use crate::domain::{
-    AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Moment, Observation, Timestamp,
+    AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Moment, Observation, PodName, PodRef,
+    PodReport, Timestamp,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// The time until the next pass while a move waits for proof, or a grant for its container.
 const LOOK_SOON: Duration = Duration::from_millis(1500);
 /// The time between checks of the pods' cgroups while any device is held. A check costs one `stat`
-/// for each pod. With the two listings that follow, it keeps "released within 30 s".
+/// for each pod. With the wait and the two listings that follow, it keeps "released within 30 s".
 pub const LOOK_HELD: Duration = Duration::from_secs(15);
+
+/// How long a pod has ended before the kubelet is asked to list all pods for its sake.
+///
+/// Before the kubelet answers List, it frees the devices of pods that have ended, and forgets the
+/// reservation of an Allocate in flight with them (`UpdateAllocatedDevices`). An Allocate of
+/// another plugin cannot be seen, so a pod that was removed is asked for by its name, which frees
+/// nothing. Only a pod that has ended and was not removed, such as that of a Job, needs a listing.
+/// Until then the kubelet may free its devices without it, for the next pod.
+const LIST_AFTER: Duration = Duration::from_secs(5);
+
+/// The most pods that are asked for one by one; for more, all are listed. The kubelet answers 100
+/// calls a second, of all clients together.
+const NAMED_MAX: usize = 16;
 
 /// The questions of the next pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -23,53 +38,151 @@ pub struct Agenda {
     pub claim_pods: BTreeSet<String>,
     /// The UIDs of the claims.
     pub claims: BTreeSet<String>,
-    /// Whether the kubelet's listing is needed in any case.
-    pub list: bool,
-    /// The grants that the kubelet's checkpoint should have.
-    pub placed: BTreeSet<AllocId>,
+    /// Whether a grant may have been given to no container: only all pods show that.
+    has_unbound: bool,
+    /// The pods without a known name; true for those that had time to get one.
+    unnamed: BTreeMap<String, bool>,
+    /// The grants that the kubelet's checkpoint should have, with the pods' UIDs.
+    placed: BTreeMap<AllocId, String>,
+    /// The known names of pods.
+    names: BTreeMap<String, PodName>,
+    /// The pods of suspect grants.
+    suspect: BTreeSet<String>,
+    /// Pods whose absence was first seen less than [`ABSENCE_MIN`] ago: another observation of it
+    /// would prove nothing yet.
+    early: BTreeSet<String>,
+    /// Pods without a running process for [`LIST_AFTER`].
+    ended: BTreeSet<String>,
+}
+
+/// What the kubelet's pod-resources API is asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodQuery {
+    /// These pods (`Get`).
+    Named(BTreeSet<PodName>),
+    /// All pods (`List`).
+    All,
 }
 
 impl Agenda {
-    /// The agenda for the current grants, at a time since the boot.
+    /// The agenda for the current grants.
     #[must_use]
-    pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Duration) -> Self {
-        let pods = ledger.pods().into_iter().map(str::to_owned).collect();
-        let claim_pods = ledger.claim_pods().into_iter().map(str::to_owned).collect();
-        let unnamed = |grant: &Grant| grant.pod().is_some_and(|pod| pod.name.is_none());
-        let list = ledger.grants().any(|grant| match grant.state {
-            // Only a listing shows that no container has it, and the kubelet is asked when that can
-            // be decided.
-            GrantState::Granted => watchlist.has_waited(&grant.alloc_id, now),
-            GrantState::Suspect { .. } => true,
-            GrantState::Bound { .. } | GrantState::Released { .. } => unnamed(grant),
-            GrantState::Prepared { .. } => false,
-        });
-        let placed = ledger
-            .grants()
-            .filter(|grant| grant.is_placed())
-            .map(|grant| grant.alloc_id.clone())
-            .collect();
-        let claims = ledger.grants().filter_map(|grant| grant.claim.as_ref());
-        let claims = claims.map(|hold| hold.claim.uid.clone()).collect();
-        Agenda { pods, claim_pods, claims, list, placed }
+    pub fn of(ledger: &Ledger, watchlist: &Watchlist, now: Moment) -> Self {
+        let mut agenda = Agenda {
+            pods: ledger.pods().into_iter().map(str::to_owned).collect(),
+            claim_pods: ledger.claim_pods().into_iter().map(str::to_owned).collect(),
+            ..Agenda::default()
+        };
+        for grant in ledger.grants() {
+            agenda.claims.extend(grant.claim.as_ref().map(|hold| hold.claim.uid.clone()));
+            match &grant.state {
+                // The kubelet is asked when it can be decided.
+                GrantState::Granted => {
+                    agenda.has_unbound |= watchlist.has_waited(&grant.alloc_id, now.boot);
+                }
+                GrantState::Bound { pod, bound_at, .. }
+                | GrantState::Suspect { pod, bound_at, .. } => {
+                    let age = Duration::from_millis(now.wall.0.saturating_sub(bound_at.0));
+                    agenda.note(grant, pod, age, watchlist, now.boot);
+                }
+                GrantState::Prepared { .. } | GrantState::Released { .. } => {}
+            }
+        }
+        agenda
     }
 
-    /// Whether the kubelet must be asked for its pods, after its files and the cgroups were read.
-    /// Those show that a pod lives; they do not show that it was removed or forgotten.
+    /// Notes a grant with a container.
+    fn note(
+        &mut self,
+        grant: &Grant,
+        pod: &PodRef,
+        age: Duration,
+        watchlist: &Watchlist,
+        now: Duration,
+    ) {
+        let (id, uid) = (&grant.alloc_id, &pod.uid);
+        self.placed.insert(id.clone(), uid.clone());
+        match (&pod.namespace, &pod.name) {
+            (Some(namespace), Some(name)) => {
+                let name = PodName { namespace: namespace.clone(), name: name.clone() };
+                self.names.insert(uid.clone(), name);
+            }
+            _ => _ = self.unnamed.insert(uid.clone(), age >= SOON_FOR),
+        }
+        let (absences, absent_for) = watchlist.absence(id, now);
+        let noted = [
+            (&mut self.suspect, matches!(grant.state, GrantState::Suspect { .. })),
+            (&mut self.early, absences > 0 && absent_for < ABSENCE_MIN),
+            (&mut self.ended, watchlist.ended_for(id, now) >= LIST_AFTER),
+        ];
+        for (pods, is_one) in noted {
+            pods.extend(is_one.then(|| uid.clone()));
+        }
+    }
+
+    /// What the kubelet must be asked next, after its files and the cgroups were read. Those show
+    /// that a pod lives; they do not show that it was removed or forgotten.
     #[must_use]
-    pub fn needs_listing(&self, files: &Observation) -> bool {
-        let lives = |uid: &String| files.cgroups.get(uid) == Some(&CgroupState::Populated);
+    pub fn query(&self, seen: &Observation) -> Option<PodQuery> {
+        let PodReport::Nothing = &seen.pods else {
+            return self.needs_listing_after(seen).then_some(PodQuery::All);
+        };
+        if self.has_unbound || self.names_need_listing(seen) || self.claims_need_listing(seen) {
+            return Some(PodQuery::All);
+        }
+        let asked = self.open(seen).into_iter().filter(|uid| !self.early.contains(*uid));
+        let names: BTreeSet<PodName> =
+            asked.filter_map(|uid| self.names.get(uid).cloned()).collect();
+        match names.len() {
+            0 => None,
+            1..=NAMED_MAX => Some(PodQuery::Named(names)),
+            _ => Some(PodQuery::All),
+        }
+    }
+
+    /// Whether a pod that has ended was found by its name, and the kubelet has not freed its
+    /// devices.
+    fn needs_listing_after(&self, seen: &Observation) -> bool {
+        let PodReport::Named(found) = &seen.pods else { return false };
+        let is_found = |uid: &String| {
+            let name = self.names.get(uid);
+            name.and_then(|name| found.get(name)).is_some_and(Option::is_some)
+        };
+        let is_removed = |uid: &String| seen.cgroups.get(uid) == Some(&CgroupState::Absent);
+        let is_freed = |uid: &String| {
+            seen.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.of_pod(uid).is_empty())
+        };
+        self.ended.iter().any(|uid| is_found(uid) && is_removed(uid) && !is_freed(uid))
+    }
+
+    /// The pods that may have been removed or forgotten.
+    fn open(&self, files: &Observation) -> BTreeSet<&String> {
+        let dead = self.pods.iter().filter(|uid| !lives(files, uid));
         let is_known = |id: &AllocId| {
             files.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.answered(id).is_some())
         };
-        // The kubelet's file of claims comes first. A listing replaces it where it cannot be seen.
+        let unknown = self.placed.iter().filter(|(id, _)| !is_known(id)).map(|(_, uid)| uid);
+        dead.chain(unknown).chain(&self.suspect).collect()
+    }
+
+    /// Whether a pod has no name, and its folder for logs does not show one either. That comes a
+    /// moment after the grant.
+    fn names_need_listing(&self, files: &Observation) -> bool {
+        let mut unnamed = self.unnamed.iter().filter(|(uid, _)| !files.names.contains_key(*uid));
+        unnamed.any(|(uid, had_time)| *had_time || !lives(files, uid))
+    }
+
+    /// Whether a claim may be gone, and the kubelet's file of claims, which comes first, cannot be
+    /// seen.
+    fn claims_need_listing(&self, files: &Observation) -> bool {
         let ClaimEvidence { api, kubelet } = &*files.claims;
         let may_be_gone = |uid: &String| api.get(uid).is_some_and(|look| look.is_gone);
-        self.list
-            || !self.pods.iter().all(lives)
-            || !self.placed.iter().all(is_known)
-            || (kubelet.is_none() && self.claims.iter().any(may_be_gone))
+        kubelet.is_none() && self.claims.iter().any(may_be_gone)
     }
+}
+
+fn lives(files: &Observation, uid: &str) -> bool {
+    files.cgroups.get(uid) == Some(&CgroupState::Populated)
 }
 
 /// Whether a pass would find nothing: every grant is bound to a named pod whose processes run, and

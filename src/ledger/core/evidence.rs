@@ -3,7 +3,7 @@
 use super::Ledger;
 use crate::domain::{
     CgroupState, Checkpoint, CheckpointEntry, DeviceId, Grant, ListedContainer, ListedPod,
-    Observation, PodName, PodRef, ResourceName,
+    Observation, PodName, PodRef, PodReport, ResourceName,
 };
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,7 +46,7 @@ impl<'a> Evidence<'a> {
             observation,
             ledger,
             checkpoint: observation.checkpoint.as_deref(),
-            listed: grouped(observation.pods.iter().flatten().map(|pod| (name_of(pod), pod))),
+            listed: grouped(observation.pods.found().map(|pod| (name_of(pod), pod))),
             namesakes: grouped(
                 observation.names.iter().map(|(uid, name)| (as_name(name), uid.as_str())),
             ),
@@ -102,6 +102,7 @@ impl<'a> Evidence<'a> {
         let same = |listed: &ListedContainer| {
             listed.name == container && listed.devices.get(&grant.resource) == Some(&ids)
         };
+        // Only among all pods it can be the only one.
         let mut found = self.listed().filter(|pod| pod.containers.iter().any(same)).map(name_of);
         match (found.next(), found.next()) {
             // The log folder of another UID with this name shows that the name is taken.
@@ -114,18 +115,17 @@ impl<'a> Evidence<'a> {
 
     /// Whether the kubelet lists the pod of a bound grant.
     pub(super) fn listing(&self, grant: &Grant, pod: &PodRef) -> Listing {
-        if self.observation.pods.is_none() {
+        let name = pod.namespace.as_deref().zip(pod.name.as_deref());
+        if !self.observation.pods.covers(name) {
             return Listing::Silent;
         }
-        let present = match (&pod.namespace, &pod.name) {
-            (Some(namespace), Some(name)) => {
-                let name = (namespace.as_str(), name.as_str());
-                self.listed
-                    .get(&name)
-                    .into_iter()
-                    .flatten()
-                    .any(|listed| self.is_ours(grant, &pod.uid, name, listed))
-            }
+        let present = match name {
+            Some(name) => self
+                .listed
+                .get(&name)
+                .into_iter()
+                .flatten()
+                .any(|listed| self.is_ours(grant, &pod.uid, name, listed)),
             // The kubelet has forgotten it and none of its processes runs: a pod that is listed
             // with its ids got them later.
             _ if self.checkpoint_lacks(&pod.uid) && self.cgroup(&pod.uid).is_dead() => false,
@@ -148,8 +148,7 @@ impl<'a> Evidence<'a> {
     /// Whether a settled kubelet's listing does not have the pod. Without a name it may be any
     /// listed one.
     pub(super) fn is_unlisted(&self, pod: &PodRef) -> bool {
-        let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return false };
-        let name = (namespace.as_str(), name.as_str());
+        let Some(name) = pod.namespace.as_deref().zip(pod.name.as_deref()) else { return false };
         // A running pod of another UID has the name now.
         let is_other = |listed: &Vec<&ListedPod>| {
             let mut namesakes = self.namesakes.get(&name).into_iter().flatten();
@@ -160,7 +159,7 @@ impl<'a> Evidence<'a> {
                 && namesakes.any(|uid| is_alive(&uid))
         };
         self.observation.kubelet_settled
-            && self.observation.pods.is_some()
+            && self.observation.pods.covers(Some(name))
             && self.listed.get(&name).is_none_or(is_other)
     }
 
@@ -232,8 +231,13 @@ impl<'a> Evidence<'a> {
             .any(|uid| !self.checkpoint_has(uid) && !is_listed(uid) && !bound.contains(uid))
     }
 
+    /// All pods of the kubelet; none if it was not asked for all.
     fn listed(&self) -> impl Iterator<Item = &'a ListedPod> {
-        self.observation.pods.iter().flatten()
+        let all = match &self.observation.pods {
+            PodReport::All(pods) => pods.as_slice(),
+            PodReport::Nothing | PodReport::Named(_) => &[],
+        };
+        all.iter()
     }
 }
 

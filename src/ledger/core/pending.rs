@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::domain::{
         AllocId, Checkpoint, CheckpointEntry, ClaimHold, ClaimRef, ContainerEdits, DeviceId, Entry,
-        ListedPod, Observation, PodName,
+        ListedPod, Observation, PodName, PodReport,
     };
     use std::collections::{BTreeMap, BTreeSet};
     use std::sync::Arc;
@@ -208,7 +208,7 @@ mod tests {
                 boot_id: BOOT.into(),
                 kubelet_settled: true,
                 checkpoint: Some(Arc::new(Checkpoint::new(vec![entry], Timestamp(WALL + 1)))),
-                pods: Some(vec![listed]),
+                pods: PodReport::All(vec![listed]),
                 names: BTreeMap::from([("u1".into(), name)]),
                 cgroups: BTreeMap::from([("u1".into(), CgroupState::Populated)]),
                 ..Observation::default()
@@ -226,7 +226,7 @@ mod tests {
         fn with(mut self, cgroup: CgroupState, is_listed: bool) -> Self {
             self.seen.cgroups.insert("u1".into(), cgroup);
             if !is_listed {
-                self.seen.pods = Some(Vec::new());
+                self.seen.pods = PodReport::All(Vec::new());
             }
             self
         }

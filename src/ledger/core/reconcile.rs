@@ -5,8 +5,8 @@
 //! containers died with the machine is started again from the kubelet's cached response, without
 //! another Allocate. So `pod_gone` needs all of this proof:
 //!
-//! - The pod is absent from two listings, [`ABSENCE_MIN`] apart on a clock that does not jump.
-//!   Rules out: a listing between two states of the kubelet.
+//! - The pod is absent from two reports of the kubelet, [`ABSENCE_MIN`] apart on a clock that does
+//!   not jump. Rules out: a report between two states of the kubelet.
 //! - The kubelet has settled. Rules out: a kubelet that does not know its pods yet.
 //! - The pod's cgroup is absent; `Unknown` proves nothing. Rules out: force-deleted pods.
 //! - It is absent, not just empty, even if other pods are listed. Rules out: a runtime that died
@@ -38,21 +38,12 @@
 
 use super::Ledger;
 use super::evidence::{ABSENCE_MIN, Evidence, Listing};
-use super::prepared::{ClaimWatch, prepared};
+use super::prepared::prepared;
+use super::watchlist::{Absence, Unbound, Watchlist};
 use crate::domain::{
-    AllocId, CgroupState, Entry, Grant, GrantState, KubeletGeneration, Moment, Observation, PodRef,
-    Timestamp,
+    CgroupState, Entry, Grant, GrantState, Moment, Observation, PodRef, PodReport, Timestamp,
 };
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
-/// The time that a grant has to appear in a checkpoint. The kubelet takes milliseconds.
-pub const NEVER_STARTED_MIN: Duration = Duration::from_secs(60);
-/// How long the passes come at the shorter interval after a wait began; then they come as usual. A
-/// proof may take long: the kubelet may list a pod for minutes after its last process, and a
-/// container may ignore its end. The name of a pod may never be seen: its log folder, which has the
-/// name, comes with its sandbox, after the checkpoint that binds the grant.
-pub(super) const SOON_FOR: Duration = Duration::from_secs(30);
 /// `released_by` of a pod that was removed.
 pub const POD_GONE: &str = "pod_gone";
 /// `released_by` of a grant whose device the kubelet has given to another pod.
@@ -61,140 +52,6 @@ pub const HANDED_ON: &str = "handed_on";
 pub const SUPERSEDED: &str = "superseded";
 /// `released_by` of a grant that no container ever got.
 pub const NEVER_STARTED: &str = "never_started";
-
-/// Observations about grants that may be released. Not durable: after a restart the proof starts
-/// again.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Watchlist {
-    /// UIDs of pods that were seen to run in this boot.
-    alive: BTreeSet<String>,
-    /// UIDs of pods that had a folder for logs and no cgroup: they have started and are gone. Only
-    /// for what is shown, since a folder may be that of the former boot.
-    gone: BTreeSet<String>,
-    /// The newest kubelet that wrote a checkpoint with the grant. A kubelet that restarts may have
-    /// lost the grant; one that keeps running has not.
-    known: BTreeMap<AllocId, KubeletGeneration>,
-    /// Bound grants that the kubelet's checkpoint lacks.
-    forgotten: BTreeSet<AllocId>,
-    /// Grants of pods without a running process at the last pass, under the same kubelet; with the
-    /// time since the boot when that was first seen.
-    ended: BTreeMap<AllocId, Duration>,
-    /// Grants that the kubelet's checkpoint lacked while no process of their pod ran: none runs
-    /// with them since, whichever kubelet starts the pod.
-    lacked: BTreeSet<AllocId>,
-    absent: BTreeMap<AllocId, Absence>,
-    unbound: BTreeMap<AllocId, Unbound>,
-    claims: ClaimWatch,
-}
-
-/// A pod that is missing in listings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Absence {
-    since: Duration,
-    listings: u32,
-}
-
-/// A grant that is in no checkpoint yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Unbound {
-    since: Duration,
-    /// The time of the latest checkpoint at that moment. A later one has another time, even if the
-    /// wall clock jumps.
-    checkpoint: Option<Timestamp>,
-}
-
-impl Watchlist {
-    /// Whether something has waited for another pass for less than 30 s: then the next one is soon.
-    /// `now` is the time since the boot.
-    #[must_use]
-    pub fn is_waiting(&self, now: Duration) -> bool {
-        let absent = self.absent.values().map(|absence| absence.since);
-        let unbound = self.unbound.values().map(|watch| watch.since);
-        let ended = self.ended.values().copied();
-        let mut all = absent.chain(unbound).chain(ended).chain(self.claims.waiting_since());
-        all.any(|since| now.saturating_sub(since) < SOON_FOR)
-    }
-
-    /// Whether a pass has seen the grant without a container.
-    pub(super) fn is_unbound(&self, alloc_id: &AllocId) -> bool {
-        self.unbound.contains_key(alloc_id)
-    }
-
-    /// Records that a claim is in an answer to the kubelet, at a time since the boot.
-    pub fn note_answered(&mut self, uid: &str, now: Duration) {
-        self.claims.note_answered(uid, now);
-    }
-
-    /// Whether a grant has been without a container long enough to count as never started.
-    pub(super) fn has_waited(&self, alloc_id: &AllocId, now: Duration) -> bool {
-        self.unbound
-            .get(alloc_id)
-            .is_some_and(|watch| now.saturating_sub(watch.since) >= NEVER_STARTED_MIN)
-    }
-
-    /// Whether the pod was seen to run in this boot.
-    pub(super) fn was_alive(&self, uid: &str) -> bool {
-        self.alive.contains(uid)
-    }
-
-    /// Whether the pod was seen to run, or to have gone.
-    pub(super) fn was_there(&self, uid: &str) -> bool {
-        self.alive.contains(uid) || self.gone.contains(uid)
-    }
-
-    /// How many listings in succession lacked the pod of a grant, and for how long.
-    pub(super) fn absence(&self, alloc_id: &AllocId, now: Duration) -> (u32, Duration) {
-        self.absent
-            .get(alloc_id)
-            .map(|absence| (absence.listings, now.saturating_sub(absence.since)))
-            .unwrap_or_default()
-    }
-
-    /// Whether the kubelet's checkpoint lacks a bound grant.
-    pub(super) fn is_forgotten(&self, alloc_id: &AllocId) -> bool {
-        self.forgotten.contains(alloc_id)
-    }
-
-    /// Whether the running kubelet has had a grant in its memory.
-    #[must_use]
-    pub fn was_known_to(&self, kubelet: KubeletGeneration, alloc_id: &AllocId) -> bool {
-        self.known.get(alloc_id) == Some(&kubelet)
-    }
-
-    /// A kubelet writes what it remembers. Before its first write the file is its predecessor's.
-    fn note_known(&mut self, observation: &Observation) {
-        let (Some(kubelet), Some(checkpoint)) = (observation.kubelet, &observation.checkpoint)
-        else {
-            return;
-        };
-        if checkpoint.written_at() > kubelet.made_at().unwrap_or(Timestamp(0)) {
-            let ids = checkpoint.grant_ids().cloned();
-            self.known.extend(ids.map(|id| (id, kubelet)));
-        }
-    }
-
-    /// Whether the kubelet has forgotten a grant whose pod may run: by a forced deletion, or
-    /// because it lost its checkpoint. Its listing shows which.
-    #[must_use]
-    pub fn has_forgotten(&self) -> bool {
-        !self.forgotten.is_empty()
-    }
-
-    fn retain_live(&mut self, ledger: &Ledger) {
-        self.forgotten.retain(|id| ledger.grant(id).is_some());
-        self.known.retain(|id, _| ledger.grant(id).is_some());
-        self.claims.retain_live(ledger);
-        let holders = ledger.pods();
-        self.alive.retain(|uid| holders.contains(uid.as_str()));
-        self.gone.retain(|uid| holders.contains(uid.as_str()));
-        self.ended.retain(|id, _| ledger.grant(id).is_some());
-        self.lacked.retain(|id| ledger.grant(id).is_some());
-        self.absent.retain(|id, _| ledger.grant(id).is_some());
-        self.unbound.retain(|id, _| {
-            ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
-        });
-    }
-}
 
 /// Decides which grants change their state. At most one entry per grant; an observation without
 /// news gives no entry.
@@ -278,7 +135,7 @@ fn unbound(
     });
     let waited = watchlist.has_waited(&grant.alloc_id, now.boot);
     // Without a listing it is not known whether a container is listed with these ids.
-    let asked = observation.kubelet_settled && observation.pods.is_some();
+    let asked = observation.kubelet_settled && matches!(observation.pods, PodReport::All(_));
     if !(waited && written_after && asked) || evidence.may_be_in_use(grant) {
         return None;
     }
@@ -343,10 +200,10 @@ fn placed(
             let absence = watchlist
                 .absent
                 .entry(grant.alloc_id.clone())
-                .or_insert(Absence { since: now.boot, listings: 0 });
-            absence.listings += 1;
+                .or_insert(Absence { since: now.boot, reports: 0 });
+            absence.reports += 1;
             let absent_twice =
-                absence.listings >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
+                absence.reports >= 2 && now.boot.saturating_sub(absence.since) >= ABSENCE_MIN;
             if absent_twice && is_dead(watchlist, grant, &pod.uid, evidence, observation) {
                 watchlist.absent.remove(&grant.alloc_id);
                 watchlist.ended.remove(&grant.alloc_id);

@@ -4,7 +4,7 @@ use super::*;
 use crate::domain::{
     Attributes, CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass,
     DeviceNumber, GrantState, Health, ListedContainer, ListedPod, Moment, Object, Observation,
-    Offered, Offering, PendingHooks, PodName, PodRef, Reason, ResourceSpec, Timestamp,
+    Offered, Offering, PendingHooks, PodName, PodRef, PodReport, Reason, ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -95,7 +95,7 @@ impl World {
             kubelet: None,
             kubelet_settled: true,
             checkpoint: Some(checkpoint),
-            pods: Some(vec![listed("web", &["gpu0"])]),
+            pods: PodReport::All(vec![listed("web", &["gpu0"])]),
             names: BTreeMap::from([("u1".into(), name("web"))]),
             cgroups: BTreeMap::from([("u1".into(), CgroupState::Populated)]),
             claims: Arc::default(),
@@ -114,7 +114,7 @@ impl World {
     /// The same, but the pod was removed; another pod keeps the list from being empty.
     fn gone() -> Self {
         let mut world = World::bound();
-        world.seen.pods = Some(vec![listed("other", &[])]);
+        world.seen.pods = PodReport::All(vec![listed("other", &[])]);
         world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world
     }
@@ -171,7 +171,7 @@ fn the_same_ids_without_the_alloc_id_bind_nothing() {
 fn a_name_that_is_found_later_is_filled_in() {
     let mut world = World::new();
     world.seen.names.clear();
-    world.seen.pods = None;
+    world.seen.pods = PodReport::Nothing;
     world.look(0);
     let named = |world: &World| world.ledger.grant(&alloc(1)).unwrap().pod().unwrap().name.clone();
     assert_eq!(named(&world), None);
@@ -186,7 +186,7 @@ fn a_pod_without_a_name_is_looked_at_again_soon_for_a_while() {
     let mut world = World::new();
     let after = |world: &World, seconds| next_look(&world.ledger, &world.watchlist, at(seconds));
     world.seen.names.clear();
-    world.seen.pods = None;
+    world.seen.pods = PodReport::Nothing;
     world.look(0);
     assert_eq!(world.state(1), "bound");
     assert!(
@@ -214,7 +214,8 @@ fn an_ambiguous_listing_names_nothing() {
         world.seen.names.clear();
         match change {
             "two pods" => {
-                world.seen.pods = Some(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]);
+                world.seen.pods =
+                    PodReport::All(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]);
             }
             "another grant of the id" => {
                 world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
@@ -252,7 +253,7 @@ fn a_pod_that_the_kubelet_lists_long_after_its_end_is_looked_at_as_usual() {
     assert!(next_after(&world, 39) < Duration::from_secs(2), "it may be removed at any time");
     world.look(39);
     assert_eq!(next_after(&world, 40), LOOK_HELD);
-    world.seen.pods = Some(Vec::new());
+    world.seen.pods = PodReport::All(Vec::new());
     world.look(55);
     assert!(next_after(&world, 55) < Duration::from_secs(2), "the second listing comes soon");
     assert_eq!(released_by(&world.look(60)), Some(POD_GONE));
@@ -272,7 +273,7 @@ fn a_grant_that_no_checkpoint_has_is_looked_at_as_usual_after_a_while() {
 fn one_listing_is_not_two() {
     let mut world = World::gone();
     world.look(10);
-    world.seen.pods = None;
+    world.seen.pods = PodReport::Nothing;
     assert_eq!(world.look(60), []);
     assert_eq!(world.state(1), "suspect");
 }
@@ -281,7 +282,8 @@ fn one_listing_is_not_two() {
 fn a_pod_that_is_listed_again_is_bound_again_and_its_absence_forgotten() {
     let mut world = World::gone();
     world.look(10);
-    let away = world.seen.pods.replace(vec![listed("web", &["gpu0"])]);
+    let there = PodReport::All(vec![listed("web", &["gpu0"])]);
+    let away = std::mem::replace(&mut world.seen.pods, there);
     world.look(12);
     assert_eq!(world.state(1), "bound");
     world.seen.pods = away;
@@ -307,7 +309,7 @@ fn a_cgroup_that_is_not_gone_holds_the_grant_for_ever() {
 fn an_unsettled_kubelets_absences_are_not_listened_to() {
     let mut world = World::gone();
     world.seen.kubelet_settled = false;
-    world.seen.pods = Some(vec![]);
+    world.seen.pods = PodReport::All(vec![]);
     for seconds in 0..100 {
         assert_eq!(world.look(seconds), []);
     }
@@ -334,7 +336,7 @@ fn an_empty_cgroup_is_no_proof_whatever_is_listed() {
     // or static pods alone. The kubelet will start the pod again from its cached response.
     for pods in [vec![], vec![listed("static", &[])], vec![listed("static", &["gpu1"])]] {
         let mut world = World::gone();
-        world.seen.pods = Some(pods);
+        world.seen.pods = PodReport::All(pods);
         world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
         for seconds in 10..100 {
             world.look(seconds);
@@ -351,7 +353,7 @@ fn a_pod_that_comes_back_from_an_empty_cgroup_has_its_grant_still() {
     world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
     world.look(10);
     world.look(3600);
-    world.seen.pods = Some(vec![listed("static", &[]), listed("web", &["gpu0"])]);
+    world.seen.pods = PodReport::All(vec![listed("static", &[]), listed("web", &["gpu0"])]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Populated);
     world.look(3601);
     assert_eq!(world.state(1), "bound");
@@ -390,7 +392,7 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
     // The replacement has the device: the checkpoint has its UID in the old one's place.
     let mut world = World::gone();
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
-    world.seen.pods = Some(vec![listed("web", &["gpu0"])]);
+    world.seen.pods = PodReport::All(vec![listed("web", &["gpu0"])]);
     world.seen.names.insert("u2".into(), name("web"));
     world.write(vec![entry("u2", "main", "gpu0", Some(alloc(2)))]);
     world.look(10);
@@ -399,7 +401,7 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
 
     // It has none, so nothing rewrote the checkpoint: the cgroups distinguish the two.
     let mut world = World::gone();
-    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("web", &[])]);
     world.seen.names.insert("u2".into(), name("web"));
     world.look(10);
     assert_eq!(world.state(1), "bound", "not proven to be another pod");
@@ -412,7 +414,7 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
 #[test]
 fn a_pod_that_has_ended_and_is_still_listed_as_before_1_34_is_gone() {
     let mut world = World::gone();
-    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("web", &[])]);
     world.look(10);
     assert_eq!(world.state(1), "bound", "its checkpoint entry may be stale or not");
     world.write(vec![]);
@@ -432,7 +434,7 @@ fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
     assert_eq!((world.state(1), world.state(2)), ("bound", "bound"));
     assert_eq!(world.ledger.holders(&resource(), &DeviceId::new("gpu0")).count(), 2);
     assert_eq!(world.look(100), [], "an init container is not listed, its pod is");
-    world.seen.pods = Some(vec![listed("other", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("other", &[])]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     world.look(200);
     world.look(205);
@@ -442,7 +444,7 @@ fn an_init_container_and_its_app_container_hold_the_same_id_side_by_side() {
 #[test]
 fn an_init_container_that_alone_has_the_device_holds_it_as_long_as_its_pod_is_listed() {
     let mut world = World::bound();
-    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("web", &[])]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
     for seconds in 0..100 {
         assert_eq!(world.look(seconds), []);
@@ -453,7 +455,8 @@ fn an_init_container_that_alone_has_the_device_holds_it_as_long_as_its_pod_is_li
 fn a_container_that_pod_resources_v1alpha1_leaves_out_holds_its_device_as_long_as_its_pod_is_listed()
  {
     let mut world = World::bound();
-    world.seen.pods = Some(vec![ListedPod { containers: Vec::new(), ..listed("web", &[]) }]);
+    world.seen.pods =
+        PodReport::All(vec![ListedPod { containers: Vec::new(), ..listed("web", &[]) }]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     for names in [world.seen.names.clone(), BTreeMap::new()] {
         world.seen.names = names;
@@ -467,9 +470,9 @@ fn a_container_that_pod_resources_v1alpha1_leaves_out_holds_its_device_as_long_a
 fn a_pod_without_a_known_name_may_be_any_listed_pod_without_a_known_uid() {
     let mut world = World::new();
     world.seen.names.clear();
-    world.seen.pods = None;
+    world.seen.pods = PodReport::Nothing;
     world.look(0);
-    world.seen.pods = Some(vec![listed("starting", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("starting", &[])]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
     for seconds in 0..100 {
         assert_eq!(world.look(seconds), []);
@@ -490,11 +493,11 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
     for others in [vec![], vec![listed("web", &[])], vec![listed("evicted", &[])]] {
         let mut world = World::new();
         world.seen.names.clear();
-        world.seen.pods = None;
+        world.seen.pods = PodReport::Nothing;
         world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
         world.look(0);
         world.seen.names.insert("u7".into(), name("next"));
-        world.seen.pods = Some([vec![listed("next", &["gpu0"])], others].concat());
+        world.seen.pods = PodReport::All([vec![listed("next", &["gpu0"])], others].concat());
         world.look(10);
         assert_eq!((world.look(20), world.state(1)), (vec![], "bound"), "its entry may be of now");
         world.write(vec![entry("u7", "main", "gpu0", Some(alloc(7)))]);
@@ -516,7 +519,7 @@ fn a_pod_without_a_known_name_that_the_kubelet_has_forgotten_is_not_the_one_that
 /// another device.
 fn come_back(world: &mut World, cgroup: CgroupState) {
     world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu1", BOOT))));
-    world.seen.pods = Some(vec![listed("web", &["gpu1"])]);
+    world.seen.pods = PodReport::All(vec![listed("web", &["gpu1"])]);
     world.seen.cgroups.insert("u1".into(), cgroup);
     world.write(vec![entry("u1", "main", "gpu1", Some(alloc(2)))]);
 }
@@ -601,7 +604,7 @@ fn after_a_reboot_a_pod_in_the_checkpoint_is_kept_for_it_will_be_started_again()
 fn a_grant_that_reached_no_checkpoint_was_never_started() {
     let mut world = World::new();
     world.write(vec![]);
-    world.seen.pods = Some(vec![]);
+    world.seen.pods = PodReport::All(vec![]);
     world.seen.cgroups.clear();
     world.look(0);
     assert_eq!(world.look(59), []);
@@ -612,9 +615,8 @@ fn a_grant_that_reached_no_checkpoint_was_never_started() {
 fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() {
     let mut world = World::new();
     world.write(vec![]);
-    let asked = |world: &World, seconds| {
-        Agenda::of(&world.ledger, &world.watchlist, at(seconds).boot).needs_listing(&world.seen)
-    };
+    world.seen.pods = PodReport::Nothing;
+    let asked = |world: &World, seconds| query(world, seconds) == Some(PodQuery::All);
     assert!(!asked(&world, 0));
     let day_back = Moment { wall: Timestamp(WALL - 86_400_000), ..at(0) };
     reconcile(&mut world.watchlist, &world.ledger, &world.seen, day_back);
@@ -625,15 +627,119 @@ fn the_listing_that_a_release_needs_is_asked_for_whatever_the_wall_clock_says() 
     );
 }
 
+fn query(world: &World, seconds: u64) -> Option<PodQuery> {
+    Agenda::of(&world.ledger, &world.watchlist, at(seconds)).query(&world.seen)
+}
+
+/// A listing makes the kubelet forget the reservation of an Allocate of another plugin.
+#[test]
+fn a_removed_pod_is_asked_for_by_its_name_and_released_without_a_listing() {
+    let mut world = World::gone();
+    let not_found = PodReport::Named(BTreeMap::from([(name("web"), None)]));
+    for (seconds, state) in [(1, "suspect"), (7, "released")] {
+        world.seen.pods = PodReport::Nothing;
+        let web = BTreeSet::from([name("web")]);
+        assert_eq!(query(&world, seconds), Some(PodQuery::Named(web)));
+        world.seen.pods = not_found.clone();
+        assert_eq!(query(&world, seconds), None, "the answer is enough");
+        let entries = world.look(seconds);
+        match state {
+            "released" => assert_eq!(released_by(&entries), Some(POD_GONE)),
+            state => assert_eq!(world.state(1), state),
+        }
+        world.seen.pods = PodReport::Nothing;
+        assert_eq!(query(&world, seconds + 1), None, "another answer proves nothing yet");
+    }
+}
+
+/// As that of a Job.
+#[test]
+fn only_a_pod_that_has_ended_and_was_not_removed_needs_listings_and_not_at_once() {
+    let mut world = World::gone();
+    let found = |ids| PodReport::Named(BTreeMap::from([(name("web"), Some(listed("web", ids)))]));
+    for seconds in [1, 5] {
+        world.seen.pods = found(&["gpu0"]);
+        assert_eq!(query(&world, seconds), None, "the kubelet may free its devices without it");
+        assert_eq!((world.look(seconds), world.state(1)), (vec![], "bound"));
+    }
+    assert_eq!(query(&world, 6), Some(PodQuery::All));
+    world.seen.pods = PodReport::All(vec![]);
+    assert_eq!(query(&world, 6), None);
+    world.look(6);
+    assert_eq!(world.state(1), "suspect");
+    // Its devices are free, and `Get` still finds it.
+    world.seen.pods = PodReport::Nothing;
+    assert_eq!(query(&world, 10), None);
+    assert_eq!(query(&world, 11), Some(PodQuery::Named(BTreeSet::from([name("web")]))));
+    world.seen.pods = found(&[]);
+    assert_eq!(query(&world, 11), Some(PodQuery::All));
+    world.seen.pods = PodReport::All(vec![]);
+    assert_eq!(released_by(&world.look(11)), Some(POD_GONE));
+}
+
+/// The kubelet has freed its devices for the next pod.
+#[test]
+fn a_pod_that_has_ended_needs_no_listing_when_the_checkpoint_lacks_it() {
+    let mut world = World::gone();
+    world.write(vec![entry("u2", "main", "gpu0", None)]);
+    let found = BTreeMap::from([(name("web"), Some(listed("web", &[])))]);
+    world.seen.pods = PodReport::Named(found);
+    world.look(1);
+    assert_eq!((query(&world, 6), query(&world, 60)), (None, None));
+    assert_eq!(released_by(&world.look(6)), Some(POD_GONE));
+}
+
+#[test]
+fn a_container_without_processes_needs_no_listing_while_its_pod_has_a_cgroup() {
+    let mut world = World::gone();
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    let found = BTreeMap::from([(name("web"), Some(listed("web", &["gpu0"])))]);
+    world.seen.pods = PodReport::Named(found);
+    for seconds in 1..100 {
+        assert_eq!(query(&world, seconds), None);
+        assert_eq!((world.look(seconds), world.state(1)), (vec![], "bound"));
+    }
+}
+
+#[test]
+fn many_pods_are_listed_at_once() {
+    let mut world = World::gone();
+    world.seen.pods = PodReport::Nothing;
+    for n in 2..=17 {
+        let (namespace, name) = (Some("default".into()), Some(format!("web-{n}")));
+        let pod = PodRef { uid: format!("u{n}"), namespace, name };
+        assert!(matches!(query(&world, 1), Some(PodQuery::Named(names)) if names.len() == n - 1));
+        let state = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(WALL) };
+        let grant = Grant { state, ..grant(n as u64, &format!("gpu{n}"), BOOT) };
+        world.ledger.evolve(&Entry::Grant(Arc::new(grant)));
+    }
+    assert_eq!(query(&world, 1), Some(PodQuery::All));
+}
+
+#[test]
+fn the_name_of_a_new_pod_is_waited_for_before_all_pods_are_listed_for_it() {
+    let mut world = World::new();
+    world.seen.pods = PodReport::Nothing;
+    world.seen.names.clear();
+    world.look(0);
+    assert_eq!([query(&world, 1), query(&world, 29)], [None, None]);
+    assert_eq!(query(&world, 30), Some(PodQuery::All));
+    world.seen.names.insert("u1".into(), name("web"));
+    assert_eq!(query(&world, 30), None, "its folder for logs has come");
+    world.seen.names.clear();
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    assert_eq!(query(&world, 1), Some(PodQuery::All), "only all pods show that it was removed");
+}
+
 /// A forced deletion removes the entry from the checkpoint, perhaps before it was read there.
 #[test]
 fn while_a_pod_runs_that_the_kubelet_has_forgotten_it_may_have_any_grant() {
     let mut world = World::new();
     world.write(vec![]);
-    world.seen.pods = Some(vec![listed("other", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("other", &[])]);
     world.look(0);
     assert_eq!(world.look(60), [], "`web` runs and is not listed");
-    world.seen.pods = Some(vec![listed("web", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("web", &[])]);
     assert_eq!(released_by(&world.look(61)), Some(NEVER_STARTED), "it is known, and has nothing");
 }
 
@@ -641,7 +747,7 @@ fn while_a_pod_runs_that_the_kubelet_has_forgotten_it_may_have_any_grant() {
 fn a_checkpoint_older_than_the_grant_says_nothing_about_it() {
     let mut world = World::new();
     world.write_at(vec![], Timestamp(WALL - 1));
-    world.seen.pods = Some(vec![]);
+    world.seen.pods = PodReport::All(vec![]);
     world.seen.cgroups.clear();
     for seconds in 0..10 {
         assert_eq!(world.look(seconds * 100), []);
@@ -662,7 +768,7 @@ fn no_checkpoint_at_all_or_an_unsettled_kubelet_never_means_never_started() {
     world.seen.checkpoint = None;
     assert_eq!(world.look(1000), []);
     world.write_at(vec![], Timestamp(WALL + 1));
-    world.seen.pods = None;
+    world.seen.pods = PodReport::Nothing;
     assert_eq!(world.look(2000), [], "nor does a listing that was not seen");
 }
 
@@ -675,7 +781,7 @@ fn an_unbound_grant_that_a_listed_container_may_have_is_kept() {
 
     let mut world = World::new();
     world.write(vec![entry("u1", "main", "gpu0", None)]);
-    world.seen.pods = Some(vec![]);
+    world.seen.pods = PodReport::All(vec![]);
     world.look(0);
     assert_eq!(world.look(100), [], "an entry without an alloc-id has gpu0");
 }
@@ -736,6 +842,22 @@ fn evolving_twice_changes_nothing() {
     );
 }
 
+/// Pods with one id or none. Of those that are asked for by name, one without an id is not there.
+fn report(is_named: bool, pods: Vec<(u8, Option<u8>)>) -> PodReport {
+    let one = |(n, d): (u8, Option<u8>)| {
+        let id = d.map(|d| format!("gpu{d}"));
+        listed(&format!("pod-{n}"), &id.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    if is_named {
+        let found = |(n, d): (u8, Option<u8>)| {
+            (name(&format!("pod-{n}")), d.is_some().then(|| one((n, d))))
+        };
+        PodReport::Named(pods.into_iter().map(found).collect())
+    } else {
+        PodReport::All(pods.into_iter().map(one).collect())
+    }
+}
+
 /// Any view of up to three pods that hold up to three ids, as wrong as it can be.
 fn observation() -> impl Strategy<Value = Observation> {
     let cgroup = prop_oneof![
@@ -746,7 +868,7 @@ fn observation() -> impl Strategy<Value = Observation> {
     (
         any::<[bool; 2]>(),
         prop::option::of((checkpoint, 0..200_000_u64)),
-        prop::option::weighted(0.8, pods),
+        prop::option::weighted(0.8, (any::<bool>(), pods)),
         prop::collection::btree_map(0..3_u8, 0..4_u8, 0..3),
         prop::collection::btree_map(0..3_u8, cgroup, 0..4),
     )
@@ -760,13 +882,7 @@ fn observation() -> impl Strategy<Value = Observation> {
                 });
                 Arc::new(Checkpoint::new(entries.collect(), Timestamp(WALL + written)))
             }),
-            pods: pods.map(|pods| {
-                let one = |(n, d): (u8, Option<u8>)| {
-                    let id = d.map(|d| format!("gpu{d}"));
-                    listed(&format!("pod-{n}"), &id.iter().map(String::as_str).collect::<Vec<_>>())
-                };
-                pods.into_iter().map(one).collect()
-            }),
+            pods: pods.map(|(is_named, pods)| report(is_named, pods)).unwrap_or_default(),
             names: names
                 .into_iter()
                 .map(|(u, n)| (format!("u{u}"), name(&format!("pod-{n}"))))
@@ -818,8 +934,20 @@ proptest! {
                     lacked.insert(grant.alloc_id.clone());
                 }
             }
-            if seen.pods.is_some() && seen.kubelet_settled {
-                for grant in before.grants().filter(|grant| grant.state != GrantState::Granted) {
+            if seen.kubelet_settled {
+                // A name that is learnt in a pass counts in it.
+                let is_covered = |grant: &&Arc<Grant>| {
+                    let named = |pod: &PodRef| match (&pod.namespace, &pod.name) {
+                        (Some(namespace), Some(name)) => Some((namespace.clone(), name.clone())),
+                        _ => seen.names.get(&pod.uid).map(|name| (name.namespace.clone(), name.name.clone())),
+                    };
+                    let pod = grant.pod().filter(|_| grant.is_placed());
+                    pod.is_some_and(|pod| {
+                        let name = named(pod);
+                        seen.pods.covers(name.as_ref().map(|(namespace, name)| (namespace.as_str(), name.as_str())))
+                    })
+                };
+                for grant in before.grants().filter(is_covered) {
                     let missed = missed.entry(grant.alloc_id.clone()).or_insert((clock, 0));
                     missed.1 += 1;
                 }
@@ -847,10 +975,10 @@ proptest! {
                         prop_assert_eq!(cgroup, CgroupState::Absent);
                         let (since, times) = missed.get(alloc_id).copied().unwrap_or((clock, 0));
                         prop_assert!(times >= 2 && clock - since >= 5, "{times} listings in {} s", clock - since);
-                        let pods = seen.pods.as_ref().expect("a listing lacks it");
+                        prop_assert!(seen.pods != PodReport::Nothing, "no report lacks it");
                         let ours = &was.devices[0].id;
                         let has_it = |listed: &ListedPod| listed.containers.iter().any(|main| main.devices.values().any(|ids| ids.contains(ours)));
-                        if pod.name.is_none() && pods.iter().any(has_it) {
+                        if pod.name.is_none() && seen.pods.found().any(has_it) {
                             let checkpoint = seen.checkpoint.as_ref().expect("the proof that it is another pod that has the device");
                             prop_assert!(checkpoint.entries().iter().all(|entry| entry.pod_uid != pod.uid));
                         }
@@ -862,6 +990,7 @@ proptest! {
                     None => {
                         prop_assert_eq!(released_by, NEVER_STARTED);
                         prop_assert!(clock - made[alloc_id] >= 60);
+                        prop_assert!(matches!(seen.pods, PodReport::All(_)), "any pod may have it");
                         let checkpoint = seen.checkpoint.as_ref().expect("a checkpoint that lacks it");
                         prop_assert!(checkpoint.entries().iter().all(|entry| entry.alloc_id.as_ref() != Some(alloc_id)));
                     }
@@ -870,7 +999,7 @@ proptest! {
             for entry in &entries {
                 ledger.evolve(entry);
             }
-            let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: None, ..seen }, at(clock));
+            let again = reconcile(&mut watchlist.clone(), &ledger, &Observation { pods: PodReport::Nothing, ..seen }, at(clock));
             prop_assert_eq!(again, vec![], "what was decided stays decided");
             let rebuilt = Ledger::from_recovered(ledger.grants().map(|grant| (**grant).clone()), (**ledger.names()).clone(), ledger.listed().clone(), PendingHooks::new(), ledger.verdicts().clone());
             prop_assert_eq!(&rebuilt, &ledger, "the indexes are those of the grants");
@@ -1017,7 +1146,7 @@ fn what_another_plugin_gave_is_held_until_its_pod_is_gone_or_has_an_answer_of_ou
     for seconds in [60, 120] {
         assert_eq!(world.look(seconds), []);
     }
-    world.seen.pods = Some(vec![listed("other", &[])]);
+    world.seen.pods = PodReport::All(vec![listed("other", &[])]);
     world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
     world.write(vec![]);
     world.look(180);

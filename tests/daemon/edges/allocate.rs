@@ -1,7 +1,7 @@
 //! Allocate calls that are repeated, parallel, abandoned by the kubelet, or for a device that is
 //! not free.
 
-use crate::common::{Node, allocate, dial, ids, run, soon};
+use crate::common::{Node, allocate, dial, ids, offered, run, soon};
 use crate::edges::alone::Alone;
 use crate::edges::lister::{Answer, Lister};
 use crate::edges::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile};
@@ -12,7 +12,7 @@ use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use holdfast::lab::sim::kubelet::{Hook, PodPhase, PodSpec, Profile, Verdict};
+use holdfast::lab::sim::kubelet::{Hook, KubeletConfig, PodPhase, PodSpec, Profile, Verdict};
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Reconcile, Record, WithReply};
 use holdfast::store::Store;
@@ -56,6 +56,32 @@ fn edge_13_both_holders_of_a_device_that_is_granted_twice_are_known() {
         })
         .await;
         app.shut_down().await;
+    });
+}
+
+/// A listing for a pod that has ended would make the kubelet forget an Allocate of another plugin.
+/// Kubelets that do not know single pods get listings.
+#[test]
+fn edge_13_a_removed_pod_is_released_without_a_listing() {
+    let release = async |profile| {
+        let node = Node::with(&[("gpu", 1)]);
+        let config = KubeletConfig { profile, ..node.kubelet_config() };
+        let kubelet = node.start_old_kubelet(config).await;
+        let app = node.start_app().await;
+        offered(&kubelet, &gpu(), 1).await;
+        let pod = kubelet.add_pod(PodSpec::new("default", "web").app("main", &gpu(), 1)).await;
+        granted(&app, "the pod has the device", |grants| {
+            grants.iter().any(|grant| is_bound_to(grant, &pod.uid))
+        })
+        .await;
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        granted(&app, "the device is free", |grants| grants.is_empty()).await;
+        let listings = kubelet.view(|view| view.listings());
+        assert_eq!(listings > 0, profile == Profile::K110, "{listings} with {profile:?}");
+        app.shut_down().await;
+    };
+    run(async {
+        tokio::join!(release(Profile::K110), release(Profile::K125), release(Profile::K137));
     });
 }
 
@@ -352,7 +378,7 @@ fn edge_42_many_calls_at_once_are_all_answered_and_recorded() {
         let node = Node::with(&[("gpu", CALLS)]);
         let kubelet = node.start_kubelet().await;
         let app = node.start_app().await;
-        crate::common::offered(&kubelet, &gpu(), CALLS).await;
+        offered(&kubelet, &gpu(), CALLS).await;
         let plugin = dial(&kubelet, &node, &gpu()).await;
         let call = async |index: usize| {
             let (mut one, mut other) = (plugin.clone(), plugin.clone());

@@ -110,9 +110,10 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             &[
                 "edge_13_both_holders_of_a_device_that_is_granted_twice_are_known",
                 "edge_13_no_listing_begins_while_an_allocate_is_under_way",
+                "edge_13_a_removed_pod_is_released_without_a_listing",
             ],
-            "open: a listing may begin between the daemon's answer and its record in the kubelet; an id that is granted twice is not \
-             refused with proof (I2), both holders are known",
+            "open: a listing for a pod that has ended and stays may begin between the daemon's answer and its record in the kubelet, \
+             or during an Allocate of another plugin; an id that is granted twice is not refused with proof (I2), both holders are known",
         ),
     ),
     (

@@ -38,16 +38,14 @@ pub(in crate::lab::sim) fn list_with_ended(
 ) -> Result<Vec<PodMessage>, Status> {
     answer(shared, instance, |state| {
         free_ended_pods(state);
-        let known = |pod: &&Pod| {
-            state.instance.as_ref().is_some_and(|instance| instance.known.contains(&pod.spec.uid))
-        };
         let is_app = |kind| kind == ContainerKind::App;
-        state.pods.iter().filter(known).map(|pod| describe(state, pod, is_app)).collect()
+        state.known().map(|pod| describe(state, pod, is_app)).collect()
     })
 }
 
 /// Here any client of this API makes the kubelet forget the reservation of an Allocate under way.
 fn free_ended_pods(state: &mut State) {
+    state.listings += 1;
     if state.instance.as_ref().is_some_and(|present| present.allocating > 0) {
         state.listings_in_allocate += 1;
     }
@@ -58,16 +56,20 @@ fn is_long_running(kind: ContainerKind) -> bool {
     kind != ContainerKind::Init
 }
 
-/// One pod, by name. Frees nothing.
+/// One pod, by name, also one that has ended. Frees nothing.
 pub(in crate::lab::sim) fn get(
     shared: &Shared,
     instance: u64,
     namespace: &str,
     name: &str,
 ) -> Result<PodMessage, Status> {
+    if !shared.profile().has_allocatable() {
+        return Err(Status::unknown("PodResources API Get method disabled"));
+    }
     let pod = answer(shared, instance, |state| {
-        let pod =
-            state.active().find(|pod| pod.spec.namespace == namespace && pod.spec.name == name);
+        let has_name = |pod: &&Pod| pod.spec.namespace == namespace && pod.spec.name == name;
+        // The newest one has the name.
+        let pod = state.known().filter(has_name).last();
         pod.map(|pod| describe(state, pod, is_long_running))
     })?;
     pod.ok_or_else(|| Status::unknown(format!("pod {name} in namespace {namespace} not found")))

@@ -50,8 +50,9 @@ impl Profile {
         matches!(self, Profile::K19 | Profile::K110)
     }
 
-    /// Whether the pod-resources API has GetAllocatableResources. Real kubelets have it since 1.23;
-    /// here the profiles up to 1.24 lack it.
+    /// Whether the pod-resources API has GetAllocatableResources and Get. Real kubelets have the
+    /// former since 1.23, and the latter switched on since 1.34; here the profiles up to 1.24 lack
+    /// both.
     #[must_use]
     pub fn has_allocatable(self) -> bool {
         !self.answers_first()

@@ -38,7 +38,9 @@ pub(in crate::lab::sim) struct State {
     /// By reason.
     pub(super) rejections: BTreeMap<String, u64>,
     pub(super) panicked: Option<String>,
-    /// Listings that were requested while an Allocate was under way.
+    /// Listings of the pods.
+    pub(super) listings: u64,
+    /// Those that were requested while an Allocate was under way.
     pub(super) listings_in_allocate: u64,
     pub(super) interleavings: BTreeMap<Interleaving, u64>,
     /// How often each hook was reached.
@@ -56,12 +58,17 @@ impl State {
         pod.or_else(|| self.orphans.get(uid)).map(|pod| &pod.spec)
     }
 
-    /// The pods that the kubelet counts as active: known to this instance and not over.
-    pub(super) fn active(&self) -> impl Iterator<Item = &Pod> {
+    /// The pods that are known to this instance.
+    pub(super) fn known(&self) -> impl Iterator<Item = &Pod> {
         let known = |pod: &&Pod| {
             self.instance.as_ref().is_some_and(|instance| instance.known.contains(&pod.spec.uid))
         };
-        self.pods.iter().filter(|pod| !pod.is_over()).filter(known)
+        self.pods.iter().filter(known)
+    }
+
+    /// The pods that the kubelet counts as active: known and not over.
+    pub(super) fn active(&self) -> impl Iterator<Item = &Pod> {
+        self.known().filter(|pod| !pod.is_over())
     }
 
     /// Frees the devices of inactive pods.

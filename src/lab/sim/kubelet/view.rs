@@ -217,6 +217,12 @@ impl View<'_> {
         self.state.instance.as_ref().and_then(count).unwrap_or_default()
     }
 
+    /// Listings of the pods.
+    #[must_use]
+    pub fn listings(&self) -> u64 {
+        self.state.listings
+    }
+
     /// Listings of the pods while an Allocate was under way: each may cost a reservation.
     #[must_use]
     pub fn listings_in_allocate(&self) -> u64 {

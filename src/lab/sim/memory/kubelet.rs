@@ -2,7 +2,7 @@
 
 use super::node::Node;
 use super::sockets::latency;
-use crate::domain::{DeviceId, ListedContainer, ListedPod, ResourceName};
+use crate::domain::{DeviceId, ListedContainer, ListedPod, PodName, ResourceName};
 use crate::lab::sim::kubelet::pod_resources::{self, DeviceMessage, PodMessage};
 use crate::lab::sim::kubelet::state::Shared;
 use crate::lab::sim::kubelet::{PodSpec, Start, View, start};
@@ -149,6 +149,27 @@ impl Node {
     pub async fn list_pods(&self) -> Result<Vec<ListedPod>, PodResourcesError> {
         let pods = self.query(pod_resources::list).await?;
         Ok(pods.into_iter().map(listed).collect())
+    }
+
+    /// `v1.PodResourcesLister/Get`: the pods with these names. Frees nothing.
+    ///
+    /// # Errors
+    /// When the kubelet is down or does not have this call, or the rate limit is exceeded.
+    pub async fn get_pods(
+        &self,
+        names: &BTreeSet<PodName>,
+    ) -> Result<BTreeMap<PodName, Option<ListedPod>>, PodResourcesError> {
+        let mut pods = BTreeMap::new();
+        for name in names {
+            let PodName { namespace, name: pod } = name;
+            let answer = self.query(|shared, n| pod_resources::get(shared, n, namespace, pod));
+            let found = match answer.await {
+                Err(PodResourcesError(status)) if status.message().ends_with("not found") => None,
+                answer => Some(listed(answer?)),
+            };
+            pods.insert(name.clone(), found);
+        }
+        Ok(pods)
     }
 
     /// `v1.PodResourcesLister/GetAllocatableResources`: the healthy ids of each resource.

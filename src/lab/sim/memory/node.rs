@@ -5,7 +5,9 @@ use super::node_state::Memory;
 use super::plugin::RegisterRequest;
 use super::process::{Process, ProcessState};
 use super::sockets::{Listener, latency};
-use crate::domain::{CgroupState, Checkpoint, KubeletGeneration, Moment, Observation, PodName};
+use crate::domain::{
+    CgroupState, Checkpoint, KubeletGeneration, Moment, Observation, PodName, PodReport,
+};
 use crate::kubelet::register::RegisterError;
 use crate::lab::sim::executor::{Executor, Handle};
 use crate::lab::sim::kubelet::registration::{self, Register};
@@ -227,7 +229,7 @@ impl Node {
             kubelet,
             kubelet_settled,
             checkpoint: self.checkpoint(),
-            pods: None,
+            pods: PodReport::Nothing,
             names,
             cgroups,
             claims: Arc::default(),

@@ -6,11 +6,11 @@ use super::hardware::Hardware;
 use super::registration::Registration;
 use crate::domain::{
     AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, PendingHooks,
-    ResourceName,
+    PodReport, ResourceName,
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
-use crate::ledger::core::{Agenda, Ledger, Sight, Watchlist, next_look, reconcile};
+use crate::ledger::core::{Agenda, Ledger, PodQuery, Sight, Watchlist, next_look, reconcile};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
 use std::collections::BTreeMap;
@@ -200,20 +200,13 @@ impl Inner {
         let (agenda, settled) = {
             let mut cores = self.lock();
             let settled = cores.age.is_settled(*self.node.kubelet_socket().borrow(), now);
-            (Agenda::of(&cores.ledger, &cores.watchlist, now.boot), settled)
+            (Agenda::of(&cores.ledger, &cores.watchlist, now), settled)
         };
         let mut observation = self.node.observe(&agenda.pods, settled);
-        if agenda.needs_listing(&observation) {
-            // Never during an Allocate (O11).
-            let gate = self.gate.try_write();
-            if gate.is_ok() {
-                self.disk.lock().listed_in_allocate |= self.allocates.load(Ordering::Relaxed) > 0;
-                let listing = self
-                    .node
-                    .handle()
-                    .timeout(Duration::from_millis(500), self.node.list_pods())
-                    .await;
-                observation.pods = listing.and_then(Result::ok);
+        while let Some(query) = agenda.query(&observation) {
+            observation.pods = self.ask(query).await;
+            if observation.pods == PodReport::Nothing {
+                break;
             }
         }
         let entries = {
@@ -222,6 +215,20 @@ impl Inner {
             reconcile(watchlist, ledger, &observation, self.node.moment())
         };
         self.commit(entries).await;
+    }
+
+    async fn ask(&self, query: PodQuery) -> PodReport {
+        if let PodQuery::Named(names) = query
+            && let Ok(found) = self.node.get_pods(&names).await
+        {
+            return PodReport::Named(found);
+        }
+        // Never during an Allocate (O11).
+        let Ok(_gate) = self.gate.try_write() else { return PodReport::Nothing };
+        self.disk.lock().listed_in_allocate |= self.allocates.load(Ordering::Relaxed) > 0;
+        let listing =
+            self.node.handle().timeout(Duration::from_millis(500), self.node.list_pods()).await;
+        listing.and_then(Result::ok).map_or(PodReport::Nothing, PodReport::All)
     }
 
     /// Makes the entries durable, then applies them.

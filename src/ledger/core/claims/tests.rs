@@ -6,11 +6,12 @@ use crate::domain::{
     AllocId, Allocated, CLAIM_PODS_MAX, ClaimEvidence, ClaimLook, ClaimRef, ClaimedDevice,
     ContainerEdits, DeviceId, DraName, EditDevice, GrantedDevice, HookState, KubeletClaim,
     KubeletClaims, ListedPod, Moment, NamedDevice, NotReleased, Object, Observation, PendingHook,
-    PodName, PreparedDevice, ResourceName, Sharing, Verdicts, overlap,
+    PodName, PodReport, PreparedDevice, ResourceName, Sharing, Verdicts, overlap,
 };
 use crate::ledger::core::{
     ABSENCE_MIN, Agenda, CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN, OPERATOR, POD_GONE,
-    Vouched, Watchlist, ended, is_calm, reconcile, release_stuck, restore_claims, stuck_claim,
+    PodQuery, Vouched, Watchlist, ended, is_calm, reconcile, release_stuck, restore_claims,
+    stuck_claim,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -189,7 +190,9 @@ impl World {
         let seen = Observation {
             boot_id: BOOT.into(),
             kubelet_settled: self.is_settled,
-            pods: self.listed.as_ref().map(|names| names.iter().map(pod).collect()),
+            pods: (self.listed.as_ref()).map_or(PodReport::Nothing, |names| {
+                PodReport::All(names.iter().map(pod).collect())
+            }),
             names: self.names.clone(),
             cgroups: self.cgroups.clone(),
             claims: Arc::new(self.evidence.clone()),
@@ -740,9 +743,10 @@ fn an_incomplete_listing_keeps_a_claim() {
 #[test]
 fn the_kubelet_is_asked_for_its_pods_only_if_a_claim_may_be_gone_and_the_file_is_missing() {
     let needs = |world: &World| {
-        let agenda = Agenda::of(&world.ledger, &world.watchlist, at(0).boot);
+        let agenda = Agenda::of(&world.ledger, &world.watchlist, at(0));
         let claims = Arc::new(world.evidence.clone());
-        agenda.needs_listing(&Observation { claims, ..Observation::default() })
+        let question = agenda.query(&Observation { claims, ..Observation::default() });
+        question == Some(PodQuery::All)
     };
     let mut world = unlisted_claim();
     assert!(needs(&world));
@@ -914,7 +918,7 @@ fn the_evidence_about_device_plugins_and_a_reboot_release_no_claim() {
             boot_id: "another boot".into(),
             kubelet_settled: true,
             checkpoint: Some(Arc::default()),
-            pods: Some(Vec::new()),
+            pods: PodReport::All(Vec::new()),
             cgroups: BTreeMap::from([("u1".into(), CgroupState::Absent)]),
             ..Observation::default()
         };

@@ -6,9 +6,9 @@ use super::super::world::{MS, World};
 use super::{Cores, LedgerShell};
 use crate::domain::{
     CheckpointEntry, ClaimEvidence, ClaimHold, ClaimLook, Grant, ListedContainer, ListedPod,
-    Observation,
+    Observation, PodName, PodReport,
 };
-use crate::ledger::core::{Agenda, next_look, reconcile};
+use crate::ledger::core::{Agenda, PodQuery, next_look, reconcile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,13 +39,13 @@ impl LedgerShell {
             let kubelet = self.world.machine().kubelet;
             let settled = cores.age.is_settled(kubelet, now);
             let (api, kubelet) = (cores.looks.clone(), Some(cores.record.clone()));
-            let agenda = Agenda::of(&cores.ledger, &cores.watchlist, now.boot);
+            let agenda = Agenda::of(&cores.ledger, &cores.watchlist, now);
             (agenda, settled, ClaimEvidence { api, kubelet })
         };
         let is_up = self.world.kubelet().is_some();
         let mut observation = observe(&self.world.machine(), &agenda, settled, evidence);
-        if is_up && agenda.needs_listing(&observation) {
-            observation.pods = Some(listing(&self.world));
+        while is_up && let Some(query) = agenda.query(&observation) {
+            observation.pods = answer(&self.world, query);
         }
         self.world.handle.pass().await;
         // The actor decides between two commits.
@@ -111,15 +111,15 @@ fn observe(
         kubelet: machine.kubelet,
         kubelet_settled,
         checkpoint: Some(machine.checkpoint()),
-        pods: None,
+        pods: PodReport::Nothing,
         names: machine.names.clone(),
         cgroups: uids.map(|uid| (uid.clone(), machine.cgroup(uid))).collect(),
         claims: Arc::new(evidence),
     }
 }
 
-/// The pods that the kubelet lists, with their devices by number.
-fn listing(world: &World) -> Vec<ListedPod> {
+/// The pods that the kubelet has, with their devices by number.
+fn answer(world: &World, query: PodQuery) -> PodReport {
     let (machine, cluster) = (world.machine(), world.cluster());
     let pod = |uid: &String| {
         let entries = machine.checkpoint_entries().iter().filter(|entry| entry.pod_uid == *uid);
@@ -134,5 +134,14 @@ fn listing(world: &World) -> Vec<ListedPod> {
             containers: entries.map(container).collect(),
         }
     };
-    cluster.pods.values().filter(|pod| pod.is_bound).map(|of| pod(&of.uid)).collect()
+    let pods = cluster.pods.values().filter(|pod| pod.is_bound).map(|of| pod(&of.uid));
+    match query {
+        PodQuery::All => PodReport::All(pods.collect()),
+        PodQuery::Named(names) => {
+            let named: BTreeMap<PodName, ListedPod> =
+                pods.map(|pod| (pod.full_name(), pod)).collect();
+            let found = |name: PodName| (name.clone(), named.get(&name).cloned());
+            PodReport::Named(names.into_iter().map(found).collect())
+        }
+    }
 }
