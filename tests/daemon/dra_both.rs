@@ -56,8 +56,7 @@ fn slice(world: &World) -> BTreeMap<String, Vec<String>> {
     devices
 }
 
-/// Waits for the devices of the slices. The end of a pod is proven by two passes of the ledger,
-/// the first of them a minute after the kubelet's start: that takes longer than [`HANG`].
+/// Waits for the devices of the slices. The end of a pod is proven by two passes of the ledger.
 async fn until_slice(world: &World, what: &str, expected: &BTreeMap<String, Vec<String>>) {
     let seen = async {
         while slice(world) != *expected {
@@ -182,7 +181,7 @@ fn racing_pods_of_both_apis_share_no_device_and_all_of_them_run() {
     run(async {
         let world = World::new(3).await;
         set_api(&world, "both");
-        let kubelet = world.node.start_kubelet().await;
+        let kubelet = world.node.start_old_kubelet(world.node.kubelet_config()).await;
         let mut daemon = world.start();
         world.until_published(3).await;
         world.until_registered().await;
@@ -212,7 +211,7 @@ async fn loser(profile: Profile) {
     let world = World::new(2).await;
     world.server.set_profile(profile);
     set_api(&world, "both");
-    let kubelet = world.node.start_kubelet().await;
+    let kubelet = world.node.start_old_kubelet(world.node.kubelet_config()).await;
     let daemon = world.start();
     let names = world.until_published(2).await;
     world.until_registered().await;
@@ -262,7 +261,7 @@ fn a_resource_moves_to_claims_and_back_while_devices_are_held() {
     run(async {
         let world = World::new(3).await;
         set_api(&world, "plugin");
-        let kubelet = world.node.start_kubelet().await;
+        let kubelet = world.node.start_old_kubelet(world.node.kubelet_config()).await;
         let mut daemon = world.start();
         offered(&kubelet, &gpu(), 3).await;
         let uid = pod_by_number(&kubelet, "web").await.unwrap();

@@ -64,8 +64,8 @@ fn waits(status: &Value) -> String {
     waits.iter().map(|it| it.as_str().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
-/// Waits until the kubelet could give away this many devices, longer than [`HANG`]: the end of a
-/// pod is proven by two passes of the ledger, the first of them a minute after the kubelet's start.
+/// Waits until the kubelet could give away this many devices. The end of a pod is proven by two
+/// passes of the ledger.
 async fn until_allocatable(kubelet: &Kubelet, count: usize) {
     let is_it = |view: &View<'_>| view.capacity(&gpu()).allocatable == count;
     kubelet.wait_for(is_it, 4 * HANG).await.unwrap();
@@ -98,7 +98,7 @@ fn following_the_plans_moves_a_resource_to_claims_and_back() {
         set_api(&world, "plugin");
         let config = std::fs::read_to_string(world.node.config_file()).unwrap();
         world.node.write_config(&config.replace("enabled = true", "enabled = false"));
-        let kubelet = world.node.start_kubelet().await;
+        let kubelet = world.node.start_old_kubelet(world.node.kubelet_config()).await;
         let mut daemon = world.start();
         offered(&kubelet, &gpu(), 3).await;
         let web = pod_by_number(&kubelet, "web").await.unwrap();
