@@ -36,6 +36,8 @@ mod dra_status;
 mod edges;
 mod growth;
 mod handover;
+#[path = "../hardware/mod.rs"]
+mod hardware;
 mod health;
 mod hooks;
 mod kubelets;
@@ -64,6 +66,8 @@ mod secrets;
 #[cfg(feature = "cluster")]
 mod secured;
 mod start;
+#[path = "../storage/mod.rs"]
+mod storage;
 #[path = "../common/systemd.rs"]
 mod systemd;
 mod versions;

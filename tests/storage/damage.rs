@@ -48,7 +48,7 @@ fn write(ending: &str, random: &mut Random) -> Ledger {
         (Model::default(), Load::new(Random::of(random.below(u64::MAX)), 0));
     let lives = 1 + random.below(3);
     for life in 1..=lives {
-        let (mut store, _) = crate::open(work.path(), Some(BOOT));
+        let (mut store, _) = crate::storage::open(work.path(), Some(BOOT));
         for _ in 0..10 + random.below(50) {
             if random.below(12) == 0 {
                 store.checkpoint().unwrap();
@@ -210,7 +210,7 @@ fn quiet_sled() {
 }
 
 fn open(state: &Path, boot: &str) -> (Store, holdfast::store::Recovered) {
-    crate::open(state, Some(boot))
+    crate::storage::open(state, Some(boot))
 }
 
 fn check(

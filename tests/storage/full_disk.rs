@@ -16,7 +16,7 @@ use crate::common::{
     Node, Random, allocate, dial, http_get, name, offered, percentiles, resource, run, soon,
     telemetry, until, until_blocking,
 };
-use crate::power_cut::mounts;
+use crate::storage::power_cut::mounts;
 use holdfast::domain::{AllocId, DeviceId, Entry};
 use holdfast::lab::sim::kubelet::{PodPhase, PodSpec};
 use holdfast::store::{self, Store, StoreError};
@@ -92,7 +92,7 @@ impl Small {
 }
 
 fn open(state: &Path) -> (Store, Model) {
-    let (store, recovered) = crate::open(state, Some("this boot"));
+    let (store, recovered) = crate::storage::open(state, Some("this boot"));
     assert!(recovered.report.is_clean(), "{}", recovered.report);
     (store, Model::of(recovered))
 }
@@ -131,7 +131,7 @@ fn known(node: &Node) -> Vec<AllocId> {
 #[test]
 fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable() {
     let Some(dir) = inside(
-        "full_disk::on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable",
+        "storage::full_disk::on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable",
         &NEEDS,
     ) else {
         return;
@@ -146,7 +146,7 @@ fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable
         }
         drop(store);
         disk.remount("ro");
-        let (mut closed, recovered) = crate::open(&state, Some(boot));
+        let (mut closed, recovered) = crate::storage::open(&state, Some(boot));
         assert!(recovered.report.is_clean(), "{}", recovered.report);
         assert_knows(&Model::of(recovered), &model);
         let error = append(&mut closed, &mut load, &mut model).unwrap_err();
@@ -167,7 +167,7 @@ fn on_a_read_only_disk_the_ledger_starts_and_refuses_grants_until_it_is_writable
 #[test]
 fn entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk() {
     let Some(dir) = inside(
-        "full_disk::entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk",
+        "storage::full_disk::entries_refused_on_a_full_disk_are_not_recovered_by_a_start_on_a_full_disk",
         &NEEDS,
     ) else {
         return;
@@ -224,7 +224,8 @@ const NOT_DURABLE: &str = "holdfast_ledger_entries_not_durable";
 
 #[test]
 fn a_full_disk_and_its_recovery_are_logged_once_each() {
-    let Some(_dir) = inside("full_disk::a_full_disk_and_its_recovery_are_logged_once_each", &NEEDS)
+    let Some(_dir) =
+        inside("storage::full_disk::a_full_disk_and_its_recovery_are_logged_once_each", &NEEDS)
     else {
         return;
     };
@@ -292,7 +293,7 @@ fn a_full_disk_and_its_recovery_are_logged_once_each() {
 #[test]
 fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant() {
     let Some(_dir) = inside(
-        "full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant",
+        "storage::full_disk::a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant",
         &NEEDS,
     ) else {
         return;
@@ -339,9 +340,10 @@ fn a_stop_with_a_full_disk_ends_in_time_and_the_next_start_has_every_grant() {
 /// Only the database lacks room. sled would never answer again after the first write that fails.
 #[test]
 fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
-    let Some(dir) =
-        inside("full_disk::a_database_on_a_full_disk_recovers_when_space_is_free_again", &NEEDS)
-    else {
+    let Some(dir) = inside(
+        "storage::full_disk::a_database_on_a_full_disk_recovers_when_space_is_free_again",
+        &NEEDS,
+    ) else {
         return;
     };
     let disk = Small::of("16m", dir.join("disk"));
@@ -385,7 +387,7 @@ fn a_database_on_a_full_disk_recovers_when_space_is_free_again() {
 #[test]
 fn both_copies_of_a_running_daemon_recover_automatically() {
     let Some(_dir) =
-        inside("full_disk::both_copies_of_a_running_daemon_recover_automatically", &NEEDS)
+        inside("storage::full_disk::both_copies_of_a_running_daemon_recover_automatically", &NEEDS)
     else {
         return;
     };
@@ -425,7 +427,7 @@ fn both_copies_of_a_running_daemon_recover_automatically() {
 #[test]
 fn if_configured_grants_are_served_without_a_disk_and_written_later() {
     let Some(_dir) = inside(
-        "full_disk::if_configured_grants_are_served_without_a_disk_and_written_later",
+        "storage::full_disk::if_configured_grants_are_served_without_a_disk_and_written_later",
         &NEEDS,
     ) else {
         return;
@@ -503,8 +505,7 @@ fn if_configured_grants_are_served_without_a_disk_and_written_later() {
 /// open.
 #[test]
 fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly() {
-    let test =
-        "full_disk::a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly";
+    let test = "storage::full_disk::a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly";
     let Some(dir) = inside(test, &mounts::NEEDS) else { return };
     run(async {
         let node = Node::with(&[("gpu", 4)]);

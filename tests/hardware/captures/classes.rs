@@ -1,6 +1,6 @@
 //! The facts of each class beyond its PCI record, compared with the truth of the captures.
 
-use crate::captures::archive::{Capture, captures};
+use crate::hardware::captures::archive::{Capture, captures};
 use holdfast::domain::{Device, DeviceClass, ResourceSpec, Select};
 use holdfast::hardware::{Discovery, discover};
 use holdfast::host::HostRoot;

@@ -13,7 +13,7 @@
 //! `HOLDFAST_VARIANTS` is the number of damaged trees; `HOLDFAST_SEED` selects others. A failure
 //! names its variant, and `HOLDFAST_VARIANT` runs only that one.
 
-use crate::captures::archive::{captures, copy_tree, folder};
+use crate::hardware::captures::archive::{captures, copy_tree, folder};
 use holdfast::cli::discover::document;
 use holdfast::domain::{
     CharPath, Device, DeviceClass, DeviceId, MigStrategy, PciAddress, ResourceSpec, Select,

@@ -1,8 +1,8 @@
 //! A published id stays the same (I6) in any order of discovery, and when more facts become known
 //! later.
 
-use crate::captures::archive::{Capture, captures};
-use crate::captures::rewrite::{self, Mapping};
+use crate::hardware::captures::archive::{Capture, captures};
+use crate::hardware::captures::rewrite::{self, Mapping};
 use holdfast::domain::{Device, DeviceClass, DeviceId, ResourceSpec, Select};
 use holdfast::hardware::{Discovery, discover};
 use holdfast::host::HostRoot;
@@ -24,7 +24,7 @@ fn found(root: &Path, remembered: &BTreeMap<String, DeviceId>) -> Discovery {
 
 /// The captured machines, and a simulated one whose GPUs have numbers, identities and nodes.
 fn machines() -> (Vec<(String, PathBuf)>, tempfile::TempDir) {
-    let simulated = crate::captures::archive::folder();
+    let simulated = crate::hardware::captures::archive::folder();
     SimNode::create(simulated.path()).unwrap();
     let captured =
         captures().unwrap_or_default().into_iter().map(|Capture { name, root, .. }| (name, root));

@@ -1,6 +1,6 @@
 //! The distances between devices of real machines, and the preferred devices.
 
-use crate::captures::archive::{Capture, captures};
+use crate::hardware::captures::archive::{Capture, captures};
 use holdfast::domain::topology::{Nearness, nearness};
 use holdfast::domain::{
     Device, DeviceClass, DeviceId, Health, Offered, Offering, PciAddress, ResourceSpec, Select,

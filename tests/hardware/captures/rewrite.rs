@@ -157,7 +157,7 @@ fn renumbered(word: &str) -> String {
 
 /// Copies the files of `root` that discovery reads, with every name and text mapped.
 pub(crate) fn copy(root: &Path, mapping: &Mapping) -> tempfile::TempDir {
-    let copy = crate::captures::archive::folder();
+    let copy = crate::hardware::captures::archive::folder();
     let walk = |rel: &str, depth| walk(root, copy.path(), Path::new(rel), mapping, depth);
     walk("sys/bus/pci/devices", DEPTH);
     walk("proc/driver/nvidia", 4);

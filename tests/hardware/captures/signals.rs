@@ -2,8 +2,8 @@
 //! are. A copy with a fault gives exactly that fault, for exactly the affected devices, and none
 //! again when the fault is undone.
 
-use crate::captures::archive::{captures, copy_tree, folder, sample};
-use crate::captures::fault::{Edit, Fault, ONES};
+use crate::hardware::captures::archive::{captures, copy_tree, folder, sample};
+use crate::hardware::captures::fault::{Edit, Fault, ONES};
 use holdfast::domain::{Device, DeviceEvent, EventKind, PciAddress, Reason, Signals};
 use holdfast::hardware::{discover, event, signals, xid};
 use holdfast::host::{HostRoot, KernelRecord, Uevent};

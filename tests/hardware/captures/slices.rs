@@ -1,7 +1,7 @@
 //! The ResourceSlices of every captured machine: within every limit of the API, with the places
 //! that sysfs shows, and for two machines exactly as recorded.
 
-use crate::captures::archive::{Capture, captures};
+use crate::hardware::captures::archive::{Capture, captures};
 use holdfast::cli::discover::document;
 use holdfast::cli::slices::{List, offerings, wanted_of};
 use holdfast::domain::{DeviceClass, MigStrategy, ResourceSpec, Select, Sharing, Verdicts};

@@ -1,6 +1,6 @@
 //! `topology` of every captured machine: each device is in the tree once, and lines fit a terminal.
 
-use crate::captures::archive::{Capture, captures};
+use crate::hardware::captures::archive::{Capture, captures};
 use holdfast::cli::topology::{Known, picture, text};
 use holdfast::console::screen::Screen;
 use holdfast::domain::{DeviceClass, MigStrategy};

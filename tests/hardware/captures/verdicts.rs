@@ -25,8 +25,8 @@
 //! | an event of the kernel | `a_kernel_event_counts_until_a_reset_in_spite_of_good_probes` |
 //! | an event of the kernel, end to end | `tests/health.rs` |
 
-use crate::captures::archive::{Capture, captures, copy_tree, folder};
-use crate::captures::fault::{Edit, Fault, ONES};
+use crate::hardware::captures::archive::{Capture, captures, copy_tree, folder};
+use crate::hardware::captures::fault::{Edit, Fault, ONES};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceClass, DeviceEvent, DeviceId, EventKind, Grant, GrantState,
     GrantedDevice, HealthPolicy, MigStrategy, Reason, ResourceSpec, Select, Timestamp,

@@ -89,7 +89,10 @@ impl Disk {
 
 #[test]
 fn a_full_state_disk_is_found() {
-    let Some(dir) = inside("doctor_real::disks::a_full_state_disk_is_found", &DISK) else { return };
+    let Some(dir) = inside("hardware::doctor_real::disks::a_full_state_disk_is_found", &DISK)
+    else {
+        return;
+    };
     run(async {
         let node = Node::with(&[("gpu", 2)]);
         let disk = Disk::new(&dir, "1500M", &[], "rw", &node.state());
@@ -134,7 +137,8 @@ fn a_full_state_disk_is_found() {
 
 #[test]
 fn a_state_disk_without_free_inodes_is_found() {
-    let Some(dir) = inside("doctor_real::disks::a_state_disk_without_free_inodes_is_found", &DISK)
+    let Some(dir) =
+        inside("hardware::doctor_real::disks::a_state_disk_without_free_inodes_is_found", &DISK)
     else {
         return;
     };
@@ -165,7 +169,8 @@ fn a_state_disk_without_free_inodes_is_found() {
 
 #[test]
 fn a_read_only_or_broken_state_disk_is_found() {
-    let Some(dir) = inside("doctor_real::disks::a_read_only_or_broken_state_disk_is_found", &DISK)
+    let Some(dir) =
+        inside("hardware::doctor_real::disks::a_read_only_or_broken_state_disk_is_found", &DISK)
     else {
         return;
     };
@@ -237,7 +242,7 @@ fn a_read_only_or_broken_state_disk_is_found() {
 #[test]
 fn a_state_directory_in_memory_or_in_container_layers_is_found() {
     let Some(dir) = inside(
-        "doctor_real::disks::a_state_directory_in_memory_or_in_container_layers_is_found",
+        "hardware::doctor_real::disks::a_state_directory_in_memory_or_in_container_layers_is_found",
         &MOUNT,
     ) else {
         return;

@@ -12,9 +12,10 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn a_kubelet_directory_that_is_mounted_as_a_file_is_found() {
-    let Some(dir) =
-        inside("doctor_real::host::a_kubelet_directory_that_is_mounted_as_a_file_is_found", &MOUNT)
-    else {
+    let Some(dir) = inside(
+        "hardware::doctor_real::host::a_kubelet_directory_that_is_mounted_as_a_file_is_found",
+        &MOUNT,
+    ) else {
         return;
     };
     run(async {
@@ -90,7 +91,7 @@ fn log_of(node: &Node, kmsg: Option<&str>) {
 
 #[test]
 fn a_kernel_log_that_cannot_be_read_is_found() {
-    let test = "doctor_real::host::a_kernel_log_that_cannot_be_read_is_found";
+    let test = "hardware::doctor_real::host::a_kernel_log_that_cannot_be_read_is_found";
     let Some(_dir) = inside(test, &["mount", "umount", "mknod", "setpriv", "/dev/kmsg"]) else {
         return;
     };
@@ -224,7 +225,7 @@ impl Namespace {
 
 #[test]
 fn exhausted_limits_of_inotify_are_found() {
-    let test = "doctor_real::host::exhausted_limits_of_inotify_are_found";
+    let test = "hardware::doctor_real::host::exhausted_limits_of_inotify_are_found";
     let Some(_dir) = inside(test, &["mount", "umount", "nsenter", "sh"]) else { return };
     let tried = Command::new("unshare")
         .args(["--user", "--map-root-user", "test", "-w", "/proc/sys/user/max_inotify_watches"])
@@ -300,7 +301,7 @@ fn exhausted_limits_of_inotify_are_found() {
 /// A pod with `hostUsers: false`: its root is another user, and the node's files belong to others.
 #[test]
 fn root_of_a_user_namespace_is_found() {
-    let test = "doctor_real::host::root_of_a_user_namespace_is_found";
+    let test = "hardware::doctor_real::host::root_of_a_user_namespace_is_found";
     let Some(_dir) = inside(test, &["mount", "umount", "nsenter"]) else { return };
     run(async {
         let node = Node::with(&[("gpu", 2)]);

@@ -101,7 +101,7 @@ impl Drop for Pod {
 fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
     let _alone = alone();
     let Some(taps) = Taps::new(
-        "real_kernel::taps::an_interface_that_is_moved_into_a_pods_network_stays_offered",
+        "hardware::real_kernel::taps::an_interface_that_is_moved_into_a_pods_network_stays_offered",
         771_000,
     ) else {
         return;
@@ -136,9 +136,10 @@ fn an_interface_that_is_moved_into_a_pods_network_stays_offered() {
 #[test]
 fn a_burst_of_unoffered_interfaces_makes_no_list() {
     let _alone = alone();
-    let Some(taps) =
-        Taps::new("real_kernel::taps::a_burst_of_unoffered_interfaces_makes_no_list", 772_000)
-    else {
+    let Some(taps) = Taps::new(
+        "hardware::real_kernel::taps::a_burst_of_unoffered_interfaces_makes_no_list",
+        772_000,
+    ) else {
         return;
     };
     run(async {
@@ -173,7 +174,7 @@ fn a_burst_of_unoffered_interfaces_makes_no_list() {
 fn a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct() {
     let _alone = alone();
     let Some(taps) = Taps::new(
-        "real_kernel::taps::a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct",
+        "hardware::real_kernel::taps::a_burst_of_devices_makes_few_lists_and_the_last_one_is_correct",
         773_000,
     ) else {
         return;

@@ -109,7 +109,7 @@ struct Found {
 fn boot(scratch: &Path, image: &[u8]) -> Found {
     let mounted = Mounted::image(image, scratch);
     let state = mounted.path().join("state");
-    let open = || crate::open(&state, Some("the boot after"));
+    let open = || crate::storage::open(&state, Some("the boot after"));
     let (mut store, recovered) = open();
     let history = store.history(usize::MAX, |_| true);
     // With what was found behind the start.
@@ -242,7 +242,7 @@ fn wanted(default: usize) -> usize {
 
 #[test]
 fn entries_confirmed_before_a_power_cut_survive_it() {
-    const ME: &str = "power_cut::entries_confirmed_before_a_power_cut_survive_it";
+    const ME: &str = "storage::power_cut::entries_confirmed_before_a_power_cut_survive_it";
     if writer::run_writer_if_ordered() {
         return;
     }
@@ -266,7 +266,7 @@ fn entries_confirmed_before_a_power_cut_survive_it() {
 /// The test above can fail: a journal that is written and not synced loses what it confirmed.
 #[test]
 fn without_sync_a_journal_is_shown_to_lose_grants() {
-    const ME: &str = "power_cut::without_sync_a_journal_is_shown_to_lose_grants";
+    const ME: &str = "storage::power_cut::without_sync_a_journal_is_shown_to_lose_grants";
     if writer::run_writer_if_ordered() {
         return;
     }

@@ -1,10 +1,6 @@
 //! The ledger's files: damage, full and slow disks, kill -9, power cuts.
 
-#![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
-
 mod claims;
-#[path = "../common/mod.rs"]
-mod common;
 mod damage;
 mod full_disk;
 mod kill9;
@@ -20,7 +16,7 @@ use std::path::Path;
 /// while longer on a busy machine: the thread that closes its database has a low priority, and a
 /// program that was just started has a copy of each open file until it runs.
 fn open(state: &Path, boot: Option<&str>) -> (Store, Recovered) {
-    let opened = common::until_blocking(
+    let opened = crate::common::until_blocking(
         "the ledger is free",
         || Store::open(state, Durability::PowerLoss, boot),
         |opened| !matches!(opened, Err(StoreError::InUse { .. })),
