@@ -29,7 +29,7 @@ const CONFIRMED_BYTES: usize = 30;
 
 /// How long to wait for the lock. Unit tests share a process: a program that one of them starts has
 /// a copy of each open file, and with it the lock of another test, until it runs.
-const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 0 });
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 10 } else { 0 });
 
 fn closed(segment: u64) -> String {
     format!("closed {segment:020}")
