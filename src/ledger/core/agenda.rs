@@ -40,8 +40,8 @@ pub struct Agenda {
     pub claims: BTreeSet<String>,
     /// Whether a grant may have been given to no container: only all pods show that.
     has_unbound: bool,
-    /// The pods without a known name; true for those that had time to get one.
-    unnamed: BTreeMap<String, bool>,
+    /// Pods that had time to get a folder for logs, and have no known name.
+    unnamed: BTreeSet<String>,
     /// The grants that the kubelet's checkpoint should have, with the pods' UIDs.
     placed: BTreeMap<AllocId, String>,
     /// The known names of pods.
@@ -107,7 +107,11 @@ impl Agenda {
                 let name = PodName { namespace: namespace.clone(), name: name.clone() };
                 self.names.insert(uid.clone(), name);
             }
-            _ => _ = self.unnamed.insert(uid.clone(), age >= SOON_FOR),
+            // By the wall clock, or the other one if that was set back.
+            _ if age >= SOON_FOR || watchlist.ended_for(id, now) >= SOON_FOR => {
+                self.unnamed.insert(uid.clone());
+            }
+            _ => {}
         }
         let (absences, absent_for) = watchlist.absence(id, now);
         let noted = [
@@ -165,11 +169,9 @@ impl Agenda {
         dead.chain(unknown).chain(&self.suspect).collect()
     }
 
-    /// Whether a pod has no name, and its folder for logs does not show one either. That comes a
-    /// moment after the grant.
+    /// Whether the folders for logs do not show the name of a pod either.
     fn names_need_listing(&self, files: &Observation) -> bool {
-        let mut unnamed = self.unnamed.iter().filter(|(uid, _)| !files.names.contains_key(*uid));
-        unnamed.any(|(uid, had_time)| *had_time || !lives(files, uid))
+        self.unnamed.iter().any(|uid| !files.names.contains_key(uid))
     }
 
     /// Whether a claim may be gone, and the kubelet's file of claims, which comes first, cannot be

@@ -726,9 +726,14 @@ fn the_name_of_a_new_pod_is_waited_for_before_all_pods_are_listed_for_it() {
     assert_eq!(query(&world, 30), Some(PodQuery::All));
     world.seen.names.insert("u1".into(), name("web"));
     assert_eq!(query(&world, 30), None, "its folder for logs has come");
+    // The wall clock was set back, and the pod has ended.
     world.seen.names.clear();
     world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
-    assert_eq!(query(&world, 1), Some(PodQuery::All), "only all pods show that it was removed");
+    let day_back = |seconds| Moment { wall: Timestamp(WALL - 86_400_000), ..at(seconds) };
+    reconcile(&mut world.watchlist, &world.ledger, &world.seen, day_back(1));
+    let agenda = |seconds| Agenda::of(&world.ledger, &world.watchlist, day_back(seconds));
+    let queries = [30, 31].map(|seconds| agenda(seconds).query(&world.seen));
+    assert_eq!(queries, [None, Some(PodQuery::All)], "only all pods show that it was removed");
 }
 
 /// A forced deletion removes the entry from the checkpoint, perhaps before it was read there.
