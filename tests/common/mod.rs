@@ -381,17 +381,18 @@ pub(crate) async fn dial(
     node: &Node,
     resource: &ResourceName,
 ) -> DevicePluginClient<Channel> {
-    let endpoint = kubelet.view(|view| {
-        let event = view
-            .last(|kind| {
+    let registered = || {
+        kubelet.view(|view| {
+            let last = view.last(|kind| {
                 matches!(kind, EventKind::Registered { .. }) && kind.resource() == Some(resource)
-            })
-            .cloned();
-        match event.map(|event| event.kind) {
-            Some(EventKind::Registered { endpoint, .. }) => endpoint,
-            _ => panic!("{resource} is not registered"),
-        }
-    });
+            });
+            match &last?.kind {
+                EventKind::Registered { endpoint, .. } => Some(endpoint.clone()),
+                _ => None,
+            }
+        })
+    };
+    let endpoint = until("a registration", registered, Option::is_some).await.unwrap();
     let channel = uds::connect(&node.path("kubelet/device-plugins").join(endpoint)).await.unwrap();
     DevicePluginClient::new(channel)
 }

@@ -1,7 +1,7 @@
 //! An operator's queries of the ledger: present holders, past holders, verification, export,
 //! import. The answers are the same with and without a daemon, and no Allocate waits for them.
 
-use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, run};
+use crate::common::{Daemon, HANG, Node, allocate, dial, name, offered, run, until};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, EditDevice, Entry, Grant, GrantState,
     GrantedDevice, PodRef, Timestamp,
@@ -528,6 +528,11 @@ fn the_history_has_the_configured_length() {
         let begun = Instant::now();
         let left = loop {
             let mut daemon = start(&node).await;
+            let history = || {
+                let output = node.output(&["history", "-o", "json"]);
+                serde_json::from_slice::<Value>(&output.stdout).unwrap()
+            };
+            until("the database is open", history, |history| history["problem"].is_null()).await;
             daemon.signal(Signal::SIGTERM);
             assert_eq!(daemon.ended().await.code(), Some(0));
             let left = document(&node, &["history"], 0);
