@@ -102,8 +102,8 @@ pub struct Evidence {
     pub selected: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
     /// Required device nodes that were missing.
     pub missing_nodes: BTreeSet<String>,
-    /// What a container would miss of a selected device although all known nodes of the device are
-    /// present.
+    /// What a container would miss of a selected device, or of one that is not selected because it
+    /// lacks this, although all known nodes of the device are present.
     pub unfulfilled: BTreeMap<DeviceId, String>,
     /// The gaps: the parts of the host that could not be read.
     pub unread: Unread,

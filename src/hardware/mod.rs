@@ -104,7 +104,8 @@ pub struct Discovery {
     pub named: Vec<(String, DeviceId)>,
     /// Nodes that a device requires and that are absent.
     pub missing_nodes: BTreeSet<String>,
-    /// What a container would miss of a selected device, although all its known nodes exist.
+    /// What a container would miss of a selected device, or of one that is not selected because it
+    /// lacks this, although all its known nodes exist.
     pub unfulfilled: BTreeMap<DeviceId, String>,
     /// What could not be read. It stays as in the former scan (I12).
     pub unread: Unread,
@@ -212,7 +213,11 @@ pub fn discover_with(
     let devices = shared(devices, known.former);
     let mut selection = select(&devices, &chars, &specs);
     unread.resources.extend(profiles::unknown(&devices, &specs));
-    let unfulfilled = unfulfilled(root, &selection, &specs, &mut unread);
+    let mut unfulfilled = unfulfilled(root, &selection, &specs, &mut unread);
+    let without_namespace = devices
+        .iter()
+        .filter_map(|device| Some((device.id.clone(), nvme::missing(device)?.into())));
+    unfulfilled.extend(without_namespace);
     warnings.extend(found.warnings);
     selection.warnings.splice(0..0, warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {

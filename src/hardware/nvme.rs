@@ -5,7 +5,7 @@
 use super::disks::{Disks, disk_of};
 use super::facts::{Facts, Part, required};
 use super::pci::folder;
-use crate::domain::PciFunction;
+use crate::domain::{Device, DeviceClass, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
@@ -24,6 +24,8 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
         .into_iter()
         .filter_map(|entry| Some((disk_of(&entry)?, entry)))
         .collect();
+    // After the namespaces: see `missing`.
+    let state = text("state");
     let (serial, model) = (text("serial"), text("model"));
     // Both or none: if the model were added later, the name would change.
     facts.identity = model
@@ -35,7 +37,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     facts.note("model", model);
     facts.note("firmware", text("firmware_rev"));
     facts.note("subsystem_nqn", text("subsysnqn"));
-    facts.note("state", text("state"));
+    facts.note("state", state);
     let describe = |disk: &str, entry: &str, facts: &mut Facts| {
         // Facts of a disk are in its own folder. With multipath that is the subsystem's folder, not
         // the path's.
@@ -68,6 +70,15 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
     facts
 }
 
+/// What a container would miss of a controller whose last namespace was detached. While the driver
+/// removes a controller, as at an unplug, the namespaces leave first, but then it is no longer
+/// live.
+pub(super) fn missing(device: &Device) -> Option<&'static str> {
+    let is_live = device.class == DeviceClass::Nvme && device.attribute("state") == Some("live");
+    let has_namespace = !device.nodes.is_empty() || device.attribute("parts").is_some();
+    (is_live && !has_namespace).then_some("/dev/nvme<N>n<M>")
+}
+
 /// `nvme-<model>_<serial>`, as udev names the links in `/dev/disk/by-id`.
 fn name_of(model: &str, serial: &str) -> String {
     plain(&format!("nvme-{model}_{serial}"))
@@ -81,6 +92,7 @@ fn plain(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::discover;
     use super::super::testing::{function, write};
     use super::*;
 
@@ -119,5 +131,37 @@ mod tests {
         assert_eq!(parts, [("ns7", "/dev/nvme4n1"), ("nvme4n2", "/dev/nvme4n2")]);
         assert_eq!(facts.parts[0].facts.identity.as_deref(), Some("nvme-eui.0025385591b03a1f"));
         assert_eq!(&facts.parts[0].facts.attributes["serial"], "S1");
+    }
+
+    #[test]
+    fn a_live_controller_without_a_namespace_lacks_a_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = "sys/bus/pci/devices/0000:05:00.0";
+        write(dir.path(), &format!("{place}/uevent"), "DRIVER=nvme\nPCI_CLASS=10802\n");
+        let controller = format!("{place}/nvme/nvme4");
+        write(dir.path(), &format!("{controller}/serial"), "S1\n");
+        let root = HostRoot::new(dir.path());
+        let missing = || {
+            let found = discover(&root, &[], &BTreeMap::new());
+            found.unfulfilled.get(&found.devices[0].id).cloned()
+        };
+        let expected = Some("/dev/nvme<N>n<M>".to_owned());
+        for (state, expected) in [
+            ("live", expected.clone()),
+            ("deleting", None),
+            ("deleting (no IO)", None),
+            ("dead", None),
+            ("connecting", None),
+        ] {
+            write(dir.path(), &format!("{controller}/state"), state);
+            assert_eq!(missing(), expected, "{state}");
+        }
+        write(dir.path(), &format!("{controller}/state"), "live");
+        for namespace in ["nvme4n1", "nvme4n2"] {
+            write(dir.path(), &format!("{controller}/{namespace}/hidden"), "0\n");
+            assert_eq!(missing(), None, "{namespace}");
+        }
+        std::fs::remove_dir_all(dir.path().join(&controller)).unwrap();
+        assert_eq!(missing(), None, "without a controller nothing is known");
     }
 }

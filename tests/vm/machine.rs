@@ -151,6 +151,11 @@ impl Machine {
         self.run("cat /proc/sys/kernel/random/boot_id")
     }
 
+    /// The time since the boot, in seconds of the guest's clock.
+    pub(crate) fn uptime(&self) -> f64 {
+        self.run("cut -d ' ' -f 1 /proc/uptime").parse().unwrap()
+    }
+
     /// Repeats `read` until it returns a value. Between two tries the guest has nothing to do, so
     /// its clock leaps to its next event.
     pub(crate) fn wait<T>(&self, what: &str, mut read: impl FnMut() -> Option<T>) -> T {

@@ -1,5 +1,5 @@
 //! Holdfast on a Debian kernel with emulated PCI hardware: virtual functions, slots, errors of PCI
-//! Express, a second path to an NVMe namespace, interfaces in other network namespaces, file
+//! Express, NVMe namespaces and their paths, interfaces in other network namespaces, file
 //! systems that fail or are full, reboots and power cuts.
 //!
 //! `HOLDFAST_VM_KERNEL` names a folder with an unpacked kernel package. Without it each test is
@@ -108,6 +108,7 @@ tests! {
     a_file_system_is_full: Leaps, storage::full;
     the_power_fails_while_pods_come_and_go: Waits, power::cuts;
     an_interface_is_in_the_namespace_of_its_pod: Leaps, interfaces::of_a_pod;
+    a_namespace_of_nvme_comes_and_goes: Leaps, namespaces::come_and_go;
     a_namespace_of_nvme_has_two_paths: Leaps, namespaces::have_two_paths;
     the_node_boots_again: Leaps, reboot::of_the_node;
     virtual_functions_keep_their_ids: Leaps, functions::keep_their_ids;

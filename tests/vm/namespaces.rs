@@ -1,4 +1,4 @@
-//! A second path to a namespace of NVMe.
+//! Namespaces of NVMe that are detached and attached, and a second path to one.
 
 use crate::hardware::{EMPTY, PATHS};
 use crate::machine::Machine;
@@ -44,6 +44,33 @@ fn hold(machine: &Machine, node: &Node<'_>) -> (String, String) {
     let pods = ["first", "second", "third"].map(|name| node.pod(name, RESOURCE));
     let holder = pods.iter().find(|pod| pod.devices[0] == id).unwrap().name.clone();
     (id, holder)
+}
+
+/// How soon its holder's device is unhealthy, in seconds. The next scan without an event may be
+/// half a minute away.
+const SOON: f64 = 10.0;
+
+pub(crate) fn come_and_go(machine: &Machine) {
+    let node = Node::start(machine, RESOURCES);
+    let (id, holder) = hold(machine, &node);
+    let detached_at = machine.uptime();
+    order(machine, "detach-ns");
+    node.wait_for_health(RESOURCE, &id, "node_missing");
+    let took = machine.uptime() - detached_at;
+    assert!(took < SOON, "{took} s");
+    assert_eq!(node.holders(&id), [holder.as_str()]);
+    // Another daemon finds the controller without its namespace.
+    node.kill_daemon();
+    node.start_daemon();
+    node.wait_for_health(RESOURCE, &id, "node_missing");
+    assert_eq!(node.holders(&id), [holder.as_str()]);
+
+    order(machine, "attach-ns");
+    node.wait_for_health(RESOURCE, &id, "");
+    assert_eq!(node.holders(&id), [holder.as_str()]);
+    let failures = node.failures(&id);
+    assert_eq!(failures.last().unwrap()["reason"], "node_missing", "{failures:#?}");
+    node.end_daemon();
 }
 
 /// The number of paths to namespaces.

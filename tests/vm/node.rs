@@ -153,6 +153,13 @@ impl<'m> Node<'m> {
         serde_json::from_str(&self.machine.run(&command)).unwrap()
     }
 
+    /// The lines of the daemon's log with these words.
+    pub(crate) fn logged(&self, words: &[&str]) -> Vec<String> {
+        let log = self.machine.run(&format!("cat /run/{}.log", self.name));
+        let has_words = |line: &&str| words.iter().all(|word| line.contains(word));
+        log.lines().filter(has_words).map(str::to_owned).collect()
+    }
+
     /// The damaged files that were moved aside in the ledger's directory.
     pub(crate) fn quarantined(&self) -> String {
         self.machine.run(&format!("find {} -name '*quarantine*'", self.state()))
@@ -165,10 +172,8 @@ impl<'m> Node<'m> {
 
     /// Waits for as long as the daemon takes to scan and to probe every device again.
     pub(crate) fn wait_for_scan(&self) {
-        let uptime =
-            || -> f64 { self.machine.run("cut -d ' ' -f 1 /proc/uptime").parse().unwrap() };
-        let end = uptime() + SCANS_EVERY;
-        self.wait("another scan", |_| (uptime() > end).then_some(()));
+        let end = self.machine.uptime() + SCANS_EVERY;
+        self.wait("another scan", |node| (node.machine.uptime() > end).then_some(()));
     }
 
     /// The report of a device.

@@ -48,6 +48,8 @@ pub(crate) fn by_the_button(machine: &Machine) {
     let failures = node.failures(&plugged);
     assert_eq!(failures.last().unwrap()["reason"], "device_gone", "{failures:#?}");
     assert_eq!(failures.last().unwrap()["held_by"], json!([holder.alloc_id()]));
+    // The kernel removes the disk's node before its controller, which is no failure of its own.
+    assert_eq!(node.logged(&["the device is unhealthy", &plugged]).len(), 1);
 
     // Without a holder it leaves the list after a while.
     node.delete(holder);

@@ -236,6 +236,32 @@ fn a_deselected_device_keeps_its_health_for_its_holder_only() {
     assert_eq!(list(judge.judge(&Held::default(), &PendingHooks::new(), at(20))), ["a=deselected"]);
 }
 
+/// As a disk whose namespace is detached, attached again, and detached.
+#[test]
+fn a_device_that_is_not_selected_because_it_lacks_a_node_is_unhealthy() {
+    let lacks = |secs| {
+        let mut seen = (*evidence(secs, &["a"], &[], &[])).clone();
+        seen.unfulfilled.insert(DeviceId::new("a"), "/dev/<a>".into());
+        Arc::new(seen)
+    };
+    let mut judge = judge(1);
+    let mut judged = |evidence: Arc<Evidence>, held: &[&str]| {
+        let now = evidence.began.boot;
+        judge.discovered(evidence);
+        let listed = list(judge.judge(&holding(held), &PendingHooks::new(), now));
+        let verdict = judge.verdicts().get(&DeviceId::new("a"));
+        (listed, verdict.map(|verdict| verdict.detail(Reason::NodeMissing).to_owned()))
+    };
+    let one = |word: &str| vec![format!("a={word}")];
+    let missing = (one("node_missing"), Some("/dev/<a>".to_owned()));
+    assert_eq!(judged(evidence(0, &["a"], &["a"], &[]), &["a"]), (one("ok"), None));
+    assert_eq!(judged(lacks(10), &["a"]), missing);
+    assert_eq!(judged(evidence(20, &["a"], &["a"], &[]), &["a"]).0, one("node_missing"));
+    assert_eq!(judged(evidence(22, &["a"], &["a"], &[]), &["a"]).0, one("ok"));
+    assert_eq!(judged(lacks(30), &[]), missing, "nor does a pod get it that has no holder");
+    assert!(judged(lacks(90), &[]).0.is_empty());
+}
+
 #[test]
 fn a_rebuilt_judge_drops_nothing_from_the_published_list() {
     let mut first = judge(1);
