@@ -1,16 +1,20 @@
 //! A daemon whose history cannot be read for some time, because another process has its database:
-//! it serves, reports that, and has everything once the database is open. `src/store/slow_tests.rs`
-//! tests how slow a database may be, and its other faults.
+//! it serves, reports that, and has everything once the database is open. The same for a disk that
+//! reports errors. `src/store/slow_tests.rs` tests how slow a database may be, and its other
+//! faults.
 
+use crate::common::inside::{command, inside};
 use crate::common::ledger::{Load, Model};
 use crate::common::{
     Node, Random, allocate, dial, http_get, name, offered, resource, run, telemetry, until,
+    until_blocking,
 };
 use holdfast::domain::Durability;
 use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use std::fs::{self, File};
 use std::net::SocketAddr;
+use std::process::Command;
 
 const UNREADABLE: &str = "holdfast_ledger_unreadable_since_time_seconds";
 
@@ -124,4 +128,36 @@ fn a_daemon_serves_without_its_history_and_reports_it_until_it_is_readable() {
         let verified = node.json(&["ledger", "verify"]);
         assert_eq!(verified["sound"], true, "{verified}");
     });
+}
+
+/// As with a bad sector: the file is there, and reading it is EIO.
+#[test]
+fn a_database_that_the_disk_cannot_read_is_not_damaged() {
+    let test = "storage::slow_database::a_database_that_the_disk_cannot_read_is_not_damaged";
+    let Some(dir) = inside(test, &["mount", "umount"]) else { return };
+    let (mut store, _) = crate::storage::open(&dir, Some("this boot"));
+    let (mut load, mut model) = (Load::new(Random::of(3), 0), Model::default());
+    for _ in 0..50 {
+        let entries = load.entries(&model);
+        store.append(&entries).unwrap();
+        entries.iter().for_each(|entry| model.apply(entry));
+    }
+    store.close().unwrap();
+    for boot in ["this boot", "next boot"] {
+        // Nothing is mapped at its beginning.
+        let unreadable = format!("/proc/{}/mem", std::process::id());
+        let file = dir.join("db/db");
+        command(Command::new("mount").arg("--bind").arg(unreadable).arg(&file));
+        let (store, recovered) = crate::storage::open(&dir, Some(boot));
+        assert!(recovered.report.is_clean(), "{}", recovered.report);
+        assert_eq!(Model::of(recovered).live, model.live);
+        let error = store.history(usize::MAX, |_| true).unwrap_err().to_string();
+        assert!(error.contains("Input/output error"), "{error}");
+        command(Command::new("umount").arg(&file));
+        let history = || store.history(usize::MAX, |_| true);
+        let history = until_blocking("the history can be read", history, Result::is_ok).unwrap();
+        assert_eq!(history.len(), model.released.len());
+        assert!(store.load().report.is_clean(), "{}", store.load().report);
+        store.close().unwrap();
+    }
 }

@@ -55,7 +55,8 @@ pub(super) fn failure(dir: &Path, error: &sled::Error) -> StoreError {
     }
 }
 
-/// Checks that all files are regular: sled would wait forever on a FIFO.
+/// Checks that all files are regular and can be read. sled would wait forever on a FIFO. A segment
+/// that it cannot read is an empty one to it, which it overwrites.
 pub(super) fn check_files(dir: &Path) -> Result<(), StoreError> {
     let unable = |path: &Path, error: io::Error| {
         let why = StoreError::io("open", path)(error).to_string();
@@ -71,6 +72,7 @@ pub(super) fn check_files(dir: &Path) -> Result<(), StoreError> {
             check_files(&path)?;
         } else {
             host::open_regular(&path, File::options().read(true))
+                .and_then(|mut file| io::copy(&mut file, &mut io::sink()))
                 .map_err(|error| unable(&path, error))?;
         }
     }
