@@ -12,7 +12,7 @@ use std::process::Command;
 use std::time::Instant;
 
 /// The kernel's modules that the guest loads, after those that they depend on.
-const MODULES: [&str; 14] = [
+const MODULES: [&str; 15] = [
     "crc32c_generic",
     "blake2b_generic",
     "xxhash_generic",
@@ -27,9 +27,10 @@ const MODULES: [&str; 14] = [
     "vfio_pci",
     "uio_pci_generic",
     "aer_inject",
+    "null_blk",
 ];
 /// Programs of the guest besides those of busybox.
-const PROGRAMS: [&str; 4] = ["setpci", "e2fsck", "nvme", "unshare"];
+const PROGRAMS: [&str; 6] = ["setpci", "e2fsck", "filefrag", "mkfs.ext4", "nvme", "unshare"];
 /// Directories that mounts need.
 const DIRS: [&str; 16] = [
     "bin",
@@ -53,9 +54,10 @@ const DIRS: [&str; 16] = [
 const INIT: &str = include_str!("init.sh");
 
 /// The programs that the image is made with, and their Debian packages.
-pub(crate) const TOOLS: [(&str, &str); 9] = [
+pub(crate) const TOOLS: [(&str, &str); 10] = [
     ("busybox", "busybox-static"),
     ("e2fsck", "e2fsprogs"),
+    ("filefrag", "e2fsprogs"),
     ("ldd", "libc-bin"),
     ("modinfo", "kmod"),
     ("nvme", "nvme-cli"),
@@ -94,7 +96,9 @@ pub(crate) fn initrd(package: &Path) -> File {
             _ => fs::read(&file).unwrap(),
         };
         archive.file(&format!("modules/{name}.ko"), &unpacked, false);
-        list += &format!("{name}\n");
+        // Disks of null_blk are made by a test.
+        let parameters = if name == "null_blk" { " nr_devices=0" } else { "" };
+        list += &format!("{name}{parameters}\n");
     }
     archive.file("modules/list", list.as_bytes(), false);
     let agent = std::env::current_exe().unwrap();

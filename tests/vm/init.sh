@@ -8,8 +8,9 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t tmpfs run /run
 ip link set lo up
-while read -r module; do
-    insmod "/modules/$module.ko" || echo "cannot load $module"
+while read -r module parameters; do
+    # shellcheck disable=SC2086 # one word each
+    insmod "/modules/$module.ko" $parameters || echo "cannot load $module"
 done < /modules/list
 HOLDFAST_VM_AGENT=1 agent --ignored --exact --nocapture agent
 poweroff -f

@@ -227,6 +227,15 @@ impl Machine {
         running.events.retain(|event| !is_end(event));
     }
 
+    /// Limits a disk, with this limit of QEMU for each second of the host's clock; 0 ends it.
+    pub(crate) fn throttle(&self, disk: &str, limit: &str, value: u64) {
+        let mut limits = json!({"id": format!("/machine/peripheral/disk-{disk}/virtio-backend")});
+        for key in ["bps", "bps_rd", "bps_wr", "iops", "iops_rd", "iops_wr"] {
+            limits[key] = json!(if key == limit { value } else { 0 });
+        }
+        self.order("block_set_io_throttle", &limits);
+    }
+
     /// The address of the function in a slot, once the kernel has it.
     pub(crate) fn address_in(&self, slot: u8) -> String {
         self.wait(&format!("a function in slot {slot}"), || {

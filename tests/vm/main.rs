@@ -1,6 +1,6 @@
 //! Holdfast on a Debian kernel with emulated PCI hardware: virtual functions, slots, errors of PCI
 //! Express, NVMe namespaces and their paths, interfaces in other network namespaces, file
-//! systems that fail or are full, reboots and power cuts.
+//! systems that fail or are full, disks that are slow or have bad sectors, reboots and power cuts.
 //!
 //! `HOLDFAST_VM_KERNEL` names a folder with an unpacked kernel package. Without it each test is
 //! skipped with a message:
@@ -17,10 +17,10 @@
 //! binary than the one just built.
 //!
 //! The tests with the same clock (`hardware::Clock`) share one machine. They run one after the
-//! other. The machine boots an initrd with the daemon, and with this binary: there it is the agent
-//! (`guest`), which runs scripts and simulated kubelets. A test starts a node of its own on the
-//! machine (`node`), and leaves the hardware as it was. After a test that failed, the next one
-//! boots another machine.
+//! other, about in the order of their names, so that the clock rarely changes. The machine boots
+//! an initrd with the daemon, and with this binary: there it is the agent (`guest`), which runs
+//! scripts and simulated kubelets. A test starts a node of its own on the machine (`node`), and
+//! leaves the hardware as it was. After a test that failed, the next one boots another machine.
 
 #![expect(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
@@ -37,7 +37,9 @@ mod power;
 #[path = "../common/real/mod.rs"]
 mod real;
 mod reboot;
+mod sectors;
 mod slots;
+mod slow;
 mod storage;
 
 use hardware::Clock;
@@ -102,15 +104,18 @@ macro_rules! tests {
 
 tests! {
     a_disk_moves_to_another_slot: Leaps, slots::by_the_button;
+    a_query_database_has_bad_sectors: Leaps, sectors::of_the_database;
     a_removed_adapter_returns_with_a_rescan: Leaps, slots::by_the_kernel;
     a_fatal_error_of_an_adapter_ends_with_its_reset: Leaps, errors::of_an_adapter;
     a_file_system_fails: Leaps, storage::broken;
     a_file_system_is_full: Leaps, storage::full;
-    the_power_fails_while_pods_come_and_go: Waits, power::cuts;
+    a_journal_has_bad_sectors: Leaps, sectors::of_the_journal;
     an_interface_is_in_the_namespace_of_its_pod: Leaps, interfaces::of_a_pod;
     a_namespace_of_nvme_comes_and_goes: Leaps, namespaces::come_and_go;
     a_namespace_of_nvme_has_two_paths: Leaps, namespaces::have_two_paths;
     the_node_boots_again: Leaps, reboot::of_the_node;
     virtual_functions_keep_their_ids: Leaps, functions::keep_their_ids;
     virtual_functions_change_their_drivers: Leaps, functions::change_their_drivers;
+    with_a_slow_disk_the_daemon_serves: Waits, slow::reads_and_writes;
+    with_power_cuts_pods_come_and_go: Waits, power::cuts;
 }

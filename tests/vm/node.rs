@@ -141,6 +141,11 @@ impl<'m> Node<'m> {
         });
     }
 
+    /// Runs a verb that must succeed.
+    pub(crate) fn run(&self, verb: &str) {
+        self.machine.run(&self.command(verb));
+    }
+
     /// The document of a verb; `None` if it fails.
     pub(crate) fn try_json(&self, verb: &str) -> Option<Value> {
         let (code, output, _) = self.machine.try_run(&self.command(&format!("{verb} -o json")));
@@ -198,12 +203,12 @@ impl<'m> Node<'m> {
 
     /// Has an operator exclude a device.
     pub(crate) fn cordon(&self, id: &str) {
-        self.machine.run(&self.command(&format!("device cordon {id} --reason test")));
+        self.run(&format!("device cordon {id} --reason test"));
     }
 
     /// Has an operator return a device to service.
     pub(crate) fn uncordon(&self, id: &str) {
-        self.machine.run(&self.command(&format!("device uncordon {id}")));
+        self.run(&format!("device uncordon {id}"));
     }
 
     /// The failures of a device, the newest last.

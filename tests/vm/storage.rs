@@ -3,8 +3,9 @@
 use crate::machine::Machine;
 use crate::node::Node;
 
-const RESOURCE: &str = "example.com/random";
-const RESOURCES: &str = r#"
+/// A device with several ids.
+pub(crate) const RESOURCE: &str = "example.com/random";
+pub(crate) const RESOURCES: &str = r#"
 [[resource]]
 name = "example.com/random"
 class = "char"
@@ -78,7 +79,7 @@ class = "char"
 paths = ["/dev/tty?", "/dev/tty??"]
 "#;
 /// Devices of a large grant, of several kilobytes.
-const LARGE: u32 = 60;
+pub(crate) const LARGE: u32 = 60;
 /// More large grants than the room that the journal allocates ahead.
 const AHEAD: usize = 150;
 
