@@ -31,9 +31,11 @@ const LIST_WHEN_IDLE_DEADLINE: Duration = Duration::from_millis(500);
 /// later.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// The time between two calls of many. The kubelet answers 100 calls a second, of all clients
-/// together, and 10 more at once (`DefaultQPS`, `DefaultBurstTokens` of its pod-resources API).
+/// The kubelet answers 100 calls a second, of all clients together, and 10 at once (`DefaultQPS`,
+/// `DefaultBurstTokens` of its pod-resources API).
 const GET_EVERY: Duration = Duration::from_millis(10);
+/// The calls before the first wait. Other clients have the rest.
+const GETS_AT_ONCE: usize = 5;
 
 /// A node of 110 pods with 64 devices each needs less than 1 MiB. tonic's default of 4 MiB leaves
 /// too little reserve.
@@ -148,7 +150,7 @@ impl PodResources {
     ) -> Result<BTreeMap<PodName, Option<ListedPod>>, PodResourcesError> {
         let mut pods = BTreeMap::new();
         for name in names {
-            if !pods.is_empty() {
+            if pods.len() >= GETS_AT_ONCE {
                 tokio::time::sleep(GET_EVERY).await;
             }
             let found = self.get(&name.namespace, &name.name).await?;

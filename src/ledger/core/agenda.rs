@@ -27,7 +27,7 @@ const LIST_AFTER: Duration = Duration::from_secs(5);
 
 /// The most pods that are asked for one by one; for more, all are listed. The kubelet answers 100
 /// calls a second, of all clients together.
-const NAMED_MAX: usize = 16;
+const NAMED_MAX: usize = 32;
 
 /// The questions of the next pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,16 +125,20 @@ impl Agenda {
     }
 
     /// What the kubelet must be asked next, after its files and the cgroups were read. Those show
-    /// that a pod lives; they do not show that it was removed or forgotten.
+    /// that a pod lives; they do not show that it was removed or forgotten. Before the kubelet has
+    /// settled, an absence shows nothing, but a suspect pod may be back.
     #[must_use]
     pub fn query(&self, seen: &Observation) -> Option<PodQuery> {
         let PodReport::Nothing = &seen.pods else {
             return self.needs_listing_after(seen).then_some(PodQuery::All);
         };
-        if self.has_unbound || self.names_need_listing(seen) || self.claims_need_listing(seen) {
+        let decides = self.has_unbound || self.claims_need_listing(seen);
+        if (decides && seen.kubelet_settled) || self.names_need_listing(seen) {
             return Some(PodQuery::All);
         }
-        let asked = self.open(seen).into_iter().filter(|uid| !self.early.contains(*uid));
+        let open =
+            if seen.kubelet_settled { self.open(seen) } else { self.suspect.iter().collect() };
+        let asked = open.into_iter().filter(|uid| !self.early.contains(*uid));
         let names: BTreeSet<PodName> =
             asked.filter_map(|uid| self.names.get(uid).cloned()).collect();
         match names.len() {

@@ -702,10 +702,26 @@ fn a_container_without_processes_needs_no_listing_while_its_pod_has_a_cgroup() {
 }
 
 #[test]
+fn a_young_kubelet_is_asked_for_suspect_pods_only() {
+    let mut world = World::gone();
+    world.seen.pods = PodReport::Nothing;
+    world.seen.kubelet_settled = false;
+    assert_eq!(query(&world, 1), None);
+    world.seen.kubelet_settled = true;
+    world.seen.pods = PodReport::All(vec![]);
+    world.look(1);
+    assert_eq!(world.state(1), "suspect");
+    world.seen.pods = PodReport::Nothing;
+    world.seen.kubelet_settled = false;
+    world.look(2);
+    assert_eq!(query(&world, 2), Some(PodQuery::Named(BTreeSet::from([name("web")]))));
+}
+
+#[test]
 fn many_pods_are_listed_at_once() {
     let mut world = World::gone();
     world.seen.pods = PodReport::Nothing;
-    for n in 2..=17 {
+    for n in 2..=33 {
         let (namespace, name) = (Some("default".into()), Some(format!("web-{n}")));
         let pod = PodRef { uid: format!("u{n}"), namespace, name };
         assert!(matches!(query(&world, 1), Some(PodQuery::Named(names)) if names.len() == n - 1));
