@@ -275,7 +275,7 @@ fn a_regranted_device_starts_only_after_the_former_holders_hook_across_kills() {
             said = daemon.logged("a container has to wait before it starts") => assert!(said.contains("default/one"), "{said}"),
             () = async { drop(adding.await); std::future::pending().await } => {}
         }
-        named(&node, 2).await;
+        named(&node, 3).await;
 
         assert!(kubelet.delete_pod(&one.uid).unwrap());
         until("the run", || lines(&node, "runs").len(), |runs| *runs == 1).await;

@@ -7,7 +7,7 @@ use crate::edges::lister::{Answer, Lister};
 use crate::edges::stage::{GPUS, Stage, alloc_id, gpu, granted, is_bound_to, on_every_profile};
 use actix::{Actor, Arbiter, Context, Handler};
 use futures_util::future::{join, join_all};
-use holdfast::domain::{DeviceId, Durability, Grant};
+use holdfast::domain::{DeviceId, Durability, Grant, KubeletGeneration};
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -132,7 +132,8 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             pod_resources: PodResources::new(stage.node.path("lister.sock")),
             host_root: stage.node.path("host"),
             boot_id: "boot".to_owned(),
-            kubelet: watch::channel(None).1,
+            // Old enough for its listings to count.
+            kubelet: watch::channel(Some(KubeletGeneration { inode: 1, made_ns: 1 })).1,
             claims: watch::channel(Arc::default()).1,
             gate: Arc::clone(&gate),
         };

@@ -80,6 +80,10 @@ fn edge_23_the_empty_listings_of_a_young_kubelet_release_nothing() {
         let node = Node::with(&[("gpu", GPUS)]);
         let lister = Lister::start(&node, Answer::Pods(Vec::new()));
         let stage = Stage::on(node, Profile::K125, |_| {}).await;
+        // A young kubelet is asked only for the name of a pod.
+        let logs = stage.node.path("host/var/log/pods");
+        fs::remove_dir(&logs).unwrap();
+        fs::write(&logs, "").unwrap();
         let app = stage.start_app().await;
         let pod = stage.admit_one("silent", 1).await;
         bound(&app, &pod).await;

@@ -64,8 +64,8 @@ pub(in crate::lab::sim) trait Environment: fmt::Debug + Send + Sync {
     fn write_checkpoint(&self, snapshot: Snapshot) -> Result<(), String>;
     /// Creates the pod's cgroup.
     fn create_pod(&self, spec: &PodSpec) -> io::Result<()>;
-    /// Creates the container's log folder.
-    fn create_container(&self, spec: &PodSpec, container: &str) -> io::Result<()>;
+    /// Creates the container's log folder, in that of the pod.
+    fn create_logs(&self, spec: &PodSpec, container: &str) -> io::Result<()>;
     /// Removes the pod's cgroup: its processes have exited.
     fn remove_cgroup(&self, uid: &str) -> io::Result<()>;
     /// Removes the pod's log folder: its object was deleted.

@@ -85,6 +85,12 @@ async fn start_container(
     spec: &PodSpec,
     container: &ContainerSpec,
 ) {
+    // The sandbox, and with it the folder for logs, comes before the options.
+    let logs = shared.in_instance(instance, |state| {
+        let pod = state.pod(&spec.uid).filter(|pod| !pod.is_over());
+        pod.map_or(Ok(()), |_| shared.environment.create_logs(spec, &container.name))
+    });
+    note(shared, logs.unwrap_or(Ok(())));
     let options = match run_options(shared, instance, spec, container).await {
         Err(Halt::Over) => return,
         Err(Halt::Refused(error)) => Err(format!("CreateContainerConfigError: {error}")),
@@ -110,8 +116,7 @@ async fn start_container(
                     (container.kind == ContainerKind::Init).then(|| now + init_duration(shared));
                 *known = Container { running: true, ends_at, retry_at: now, ..started };
                 state.events.push(now, EventKind::ContainerStarted { pod_uid, container: name });
-                let pod = if is_new { shared.environment.create_pod(spec) } else { Ok(()) };
-                pod.and_then(|()| shared.environment.create_container(spec, &container.name))
+                if is_new { shared.environment.create_pod(spec) } else { Ok(()) }
             }
             Err(error) => {
                 known.waiting = Some(error.clone());

@@ -168,7 +168,7 @@ impl Environment for Memory {
         Ok(())
     }
 
-    fn create_container(&self, spec: &PodSpec, _container: &str) -> io::Result<()> {
+    fn create_logs(&self, spec: &PodSpec, _container: &str) -> io::Result<()> {
         let name = PodName { namespace: spec.namespace.clone(), name: spec.name.clone() };
         self.tables().names.insert(spec.uid.clone(), name);
         Ok(())

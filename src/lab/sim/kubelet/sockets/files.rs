@@ -101,8 +101,8 @@ impl Files {
         fs::write(cgroup.join("cgroup.events"), "populated 1\nfrozen 0\n")
     }
 
-    /// Creates the log folder of a started container.
-    pub(super) fn create_container(&self, spec: &PodSpec, container: &str) -> io::Result<()> {
+    /// Creates the log folder of a container that is about to start.
+    pub(super) fn create_logs(&self, spec: &PodSpec, container: &str) -> io::Result<()> {
         fs::create_dir_all(self.pod_logs(spec).join(container))
     }
 

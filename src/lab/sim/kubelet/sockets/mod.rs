@@ -220,8 +220,8 @@ impl Environment for Sockets {
         self.files.create_pod(spec)
     }
 
-    fn create_container(&self, spec: &PodSpec, container: &str) -> io::Result<()> {
-        self.files.create_container(spec, container)
+    fn create_logs(&self, spec: &PodSpec, container: &str) -> io::Result<()> {
+        self.files.create_logs(spec, container)
     }
 
     fn remove_cgroup(&self, uid: &str) -> io::Result<()> {
