@@ -27,7 +27,7 @@ pub(super) use self::host::INSTANCES_WANTED as INOTIFY_WANTED;
 pub use self::kubelet::listening_plugins;
 
 /// Deadline of all readers together. The configuration is read before them, with the same deadline.
-const DEADLINE: Duration = Duration::from_secs(4);
+const DEADLINE: Duration = Duration::from_secs(10);
 /// Deadline of one query over a socket. It is shorter than `DEADLINE`, so that a missing answer is
 /// reported as such.
 const QUERY_DEADLINE: Duration = Duration::from_secs(2);

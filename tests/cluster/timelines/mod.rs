@@ -27,6 +27,8 @@ use crate::{SOON, say, wait_for};
 use holdfast::domain::CheckpointClaim;
 use holdfast::kubelet::dra::state::read_claims;
 use std::collections::{BTreeMap, BTreeSet};
+use std::slice::from_ref;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The kubelet's record of claims.
@@ -42,19 +44,26 @@ const RECORD: &str = "the record has";
 
 pub(crate) fn on_the_real(cluster: &mut Cluster) {
     let watches_health = !cluster.is_off("ResourceHealthStatus");
-    play("the real kubelet", &mut Real::new(cluster), watches_health);
+    play("the real kubelet", &mut Real::new(cluster), ALL, watches_health);
 }
 
 #[test]
 fn the_simulated_dra_manager_does_what_the_kubelet_does() {
-    play("the simulated kubelet", &mut Simulated::start(), true);
+    // Each has a kubelet of its own: they wait most of the time.
+    thread::scope(|scope| {
+        for script in ALL {
+            let play =
+                || play("the simulated kubelet", &mut Simulated::start(), from_ref(script), true);
+            scope.spawn(play);
+        }
+    });
 }
 
-fn play(who: &str, rig: &mut dyn Rig, watches_health: bool) {
+fn play(who: &str, rig: &mut dyn Rig, scripts: &[Script], watches_health: bool) {
     let watching = Watching::start(Directory::watch(&rig.kubelet_dir(), &FOLDERS));
     let records = std::env::var_os("HOLDFAST_RECORD").is_some();
     let mut differences = Vec::new();
-    for Script { name, play, golden } in ALL {
+    for Script { name, play, golden } in scripts {
         if !watches_health && *name == NEEDS_HEALTH {
             say(format_args!("SKIPPED {name}: the gate `ResourceHealthStatus` is off"));
             continue;
