@@ -14,6 +14,14 @@ pub struct PodRef {
     pub name: Option<String>,
 }
 
+impl PodRef {
+    /// Its namespace and name, if both are known.
+    #[must_use]
+    pub fn names(&self) -> Option<(&str, &str)> {
+        self.namespace.as_deref().zip(self.name.as_deref())
+    }
+}
+
 impl fmt::Display for PodRef {
     /// `namespace/name`, or the UID where the name is not known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,5 @@
 //! One observation of the kubelet: its checkpoint, the pods' logs and cgroups, and, where needed,
-//! its pod listing.
+//! its report of pods.
 
 use super::config::LedgerConfig;
 use super::core::{Agenda, PodQuery};
@@ -169,8 +169,8 @@ impl KubeletObserver {
     }
 
     async fn is_listed(&self, holder: &Grant) -> Option<bool> {
-        let pod = holder.pod()?;
-        let found = self.pod_resources.get(pod.namespace.as_deref()?, pod.name.as_deref()?).await;
+        let (namespace, name) = holder.pod()?.names()?;
+        let found = self.pod_resources.get(namespace, name).await;
         let found = found
             .inspect_err(|error| tracing::debug!(%error, "the kubelet did not return the pod"))
             .ok()??;

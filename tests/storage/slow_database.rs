@@ -18,17 +18,23 @@ use std::process::Command;
 
 const UNREADABLE: &str = "holdfast_ledger_unreadable_since_time_seconds";
 
+/// Appends to a ledger, and returns what it has then.
+fn fill(store: &mut Store, appends: usize) -> Model {
+    let (mut load, mut model) = (Load::new(Random::of(3), 0), Model::default());
+    for _ in 0..appends {
+        let entries = load.entries(&model);
+        store.append(&entries).unwrap();
+        entries.iter().for_each(|entry| model.apply(entry));
+    }
+    model
+}
+
 /// Writes a ledger as a daemon of this boot has left it. Returns how many grants were given back.
 fn write(node: &Node) -> usize {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let (mut store, _) =
         Store::open(&node.state(), Durability::ProcessCrash, Some(boot.trim())).unwrap();
-    let (mut load, mut model) = (Load::new(Random::of(3), 0), Model::default());
-    for _ in 0..200 {
-        let entries = load.entries(&model);
-        store.append(&entries).unwrap();
-        entries.iter().for_each(|entry| model.apply(entry));
-    }
+    let model = fill(&mut store, 200);
     store.close().unwrap();
     model.released.len()
 }
@@ -136,12 +142,7 @@ fn a_database_that_the_disk_cannot_read_is_not_damaged() {
     let test = "storage::slow_database::a_database_that_the_disk_cannot_read_is_not_damaged";
     let Some(dir) = inside(test, &["mount", "umount"]) else { return };
     let (mut store, _) = crate::storage::open(&dir, Some("this boot"));
-    let (mut load, mut model) = (Load::new(Random::of(3), 0), Model::default());
-    for _ in 0..50 {
-        let entries = load.entries(&model);
-        store.append(&entries).unwrap();
-        entries.iter().for_each(|entry| model.apply(entry));
-    }
+    let model = fill(&mut store, 50);
     store.close().unwrap();
     for boot in ["this boot", "next boot"] {
         // Nothing is mapped at its beginning.

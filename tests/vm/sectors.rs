@@ -3,6 +3,7 @@
 //! The disk is in the guest's memory (the kernel's null_blk). Its bad sectors are those of chosen
 //! files, so the file system itself continues.
 
+use crate::guest::Pod;
 use crate::machine::Machine;
 use crate::node::Node;
 use crate::storage::{self, RESOURCE, RESOURCES};
@@ -75,9 +76,15 @@ impl<'m> Bad<'m> {
     }
 }
 
-fn failing_node(machine: &Machine) -> Node<'_> {
+/// A node with its ledger on the disk, and a pod that has a device.
+fn node_with_a_pod(machine: &Machine) -> (Node<'_>, Pod) {
+    make_disk(machine);
     machine.run("rm -rf /run/failing");
-    Node::at(machine, "failing", &format!("{DIR}/node"), "/run/failing", RESOURCES)
+    let node = Node::at(machine, "failing", &format!("{DIR}/node"), "/run/failing", RESOURCES);
+    node.start_kubelet();
+    node.start_daemon();
+    let first = node.pod("first", RESOURCE);
+    (node, first)
 }
 
 /// The newest segment of the journal.
@@ -86,11 +93,7 @@ fn newest_segment(machine: &Machine, node: &Node<'_>) -> String {
 }
 
 pub(crate) fn of_the_journal(machine: &Machine) {
-    make_disk(machine);
-    let node = failing_node(machine);
-    node.start_kubelet();
-    node.start_daemon();
-    let first = node.pod("first", RESOURCE);
+    let (node, first) = node_with_a_pod(machine);
 
     // The grant that cannot be written is refused. The next one gets another place on the disk.
     let segment = newest_segment(machine, &node);
@@ -126,11 +129,7 @@ pub(crate) fn of_the_journal(machine: &Machine) {
 }
 
 pub(crate) fn of_the_database(machine: &Machine) {
-    make_disk(machine);
-    let node = failing_node(machine);
-    node.start_kubelet();
-    node.start_daemon();
-    let first = node.pod("first", RESOURCE);
+    let (node, first) = node_with_a_pod(machine);
     node.delete(&node.pod("past", RESOURCE));
     let is_whole = |node: &Node<'_>| {
         let history = node.history();

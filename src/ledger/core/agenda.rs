@@ -102,9 +102,9 @@ impl Agenda {
     ) {
         let (id, uid) = (&grant.alloc_id, &pod.uid);
         self.placed.insert(id.clone(), uid.clone());
-        match (&pod.namespace, &pod.name) {
-            (Some(namespace), Some(name)) => {
-                let name = PodName { namespace: namespace.clone(), name: name.clone() };
+        match pod.names() {
+            Some((namespace, name)) => {
+                let name = PodName { namespace: namespace.to_owned(), name: name.to_owned() };
                 self.names.insert(uid.clone(), name);
             }
             // By the wall clock, or the other one if that was set back.

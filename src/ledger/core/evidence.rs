@@ -115,7 +115,7 @@ impl<'a> Evidence<'a> {
 
     /// Whether the kubelet lists the pod of a bound grant.
     pub(super) fn listing(&self, grant: &Grant, pod: &PodRef) -> Listing {
-        let name = pod.namespace.as_deref().zip(pod.name.as_deref());
+        let name = pod.names();
         if !self.observation.pods.covers(name) {
             return Listing::Silent;
         }
@@ -148,7 +148,7 @@ impl<'a> Evidence<'a> {
     /// Whether a settled kubelet's listing does not have the pod. Without a name it may be any
     /// listed one.
     pub(super) fn is_unlisted(&self, pod: &PodRef) -> bool {
-        let Some(name) = pod.namespace.as_deref().zip(pod.name.as_deref()) else { return false };
+        let Some(name) = pod.names() else { return false };
         // A running pod of another UID has the name now.
         let is_other = |listed: &Vec<&ListedPod>| {
             let mut namesakes = self.namesakes.get(&name).into_iter().flatten();
