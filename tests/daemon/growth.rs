@@ -35,6 +35,8 @@ const MIB: u64 = 1024 * 1024;
 /// Devices, and pods that run at a time.
 const DEVICES: usize = 64;
 const PODS: usize = 48;
+/// The grants from one count of the live ones to the next.
+const SAMPLED: usize = 50;
 /// Allocates in each round.
 const COMPARED: usize = 1000;
 /// Rounds. The lowest percentile of them counts: other work of the machine can only raise it.
@@ -126,6 +128,7 @@ fn the_state_directory_stays_below_four_times_the_history() {
         let is_judged = std::env::var_os("HOLDFAST_JUDGE_TIMES").is_some();
         let watch = Watch::begin(node.state());
         let (mut pods, began) = (VecDeque::new(), Instant::now());
+        let mut most_live = 0;
         for n in 0..grants {
             let pod = PodSpec::new("team", format!("train-{n}")).app("main", &gpu, 1);
             let added = kubelet.add_pod(pod).await;
@@ -133,6 +136,9 @@ fn the_state_directory_stays_below_four_times_the_history() {
             pods.push_back(added.uid);
             if pods.len() > PODS {
                 assert!(kubelet.delete_pod(&pods.pop_front().unwrap()).unwrap());
+            }
+            if n % SAMPLED == 0 {
+                most_live = node.grants().len().max(most_live);
             }
             if n % 10_000 == 9_999 {
                 println!(
@@ -144,9 +150,10 @@ fn the_state_directory_stays_below_four_times_the_history() {
             }
         }
         let took = began.elapsed();
-        // The kubelet answers on this thread.
+        // The kubelet answers on this thread. A pod that ended before a pass saw it is released after
+        // a minute; those few are not waited for.
         let released = async {
-            while node.grants().iter().filter(|grant| grant.resource == gpu).count() > PODS {
+            while node.grants().len() > 4 * PODS {
                 pause().await;
             }
         };
@@ -180,11 +187,11 @@ fn the_state_directory_stays_below_four_times_the_history() {
             .iter()
             .filter(|grant| grant["state"] == "released")
             .count();
-        // A grant of one device takes less than 1 KiB there.
-        let remembered = (history * MIB / 3 / 1024) as usize;
+        // A grant of one device takes less than 1 KiB there, and the live grants take theirs.
+        let remembered = ((history * MIB / 3 / 1024) as usize).saturating_sub(most_live + SAMPLED);
         assert!(
-            released >= (grants - PODS).min(remembered),
-            "{released} released grants are remembered"
+            released >= (grants - 4 * PODS).min(remembered),
+            "{released} released grants are remembered, with {most_live} live ones at most"
         );
         assert!(told["problem"].is_null(), "{}", told["problem"]);
         daemon.signal(Signal::SIGTERM);
