@@ -125,6 +125,11 @@ impl Source {
         &self.views
     }
 
+    /// The live grants.
+    async fn grants(&self) -> Vec<Arc<Grant>> {
+        self.views().await.grants.borrow().iter().map(Arc::clone).collect()
+    }
+
     fn store(&self) -> Result<Arc<Mutex<Store>>, Failure> {
         let passed_on = || {
             (
@@ -160,9 +165,7 @@ impl Source {
 }
 
 async fn grants(State(source): State<Source>) -> Reply {
-    let grants: Vec<Arc<Grant>> =
-        source.views().await.grants.borrow().iter().map(Arc::clone).collect();
-    reply(&grants)
+    reply(&source.grants().await)
 }
 
 async fn releases(State(source): State<Source>) -> Reply {
@@ -191,7 +194,7 @@ fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Failure> {
 }
 
 async fn processors(State(source): State<Source>) -> Reply {
-    reply(&source.processors.run().await)
+    reply(&source.processors.run(&source.grants().await).await)
 }
 
 async fn devices(State(source): State<Source>) -> Reply {

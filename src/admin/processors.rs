@@ -1,7 +1,7 @@
 //! The processors that containers have exclusively, to compare with a device's NUMA node when it is
 //! slow.
 
-use crate::domain::ListedPod;
+use crate::domain::{Grant, ListedPod, PodName, PodReport};
 use crate::hardware;
 use crate::host::HostRoot;
 use crate::kubelet::pod_resources::PodResources;
@@ -53,21 +53,28 @@ pub(crate) struct CpuQuery {
 }
 
 impl CpuQuery {
-    /// Every container that has exclusive processors; `None` when the kubelet does not answer.
-    pub(super) async fn run(&self) -> Option<Vec<Processors>> {
-        let pods = self.pod_resources.list_when_idle(&self.gate).await?;
-        Some(pods.into_iter().flat_map(|pod| self.of(pod)).collect())
+    /// The containers of these grants' pods that have exclusive processors; `None` if the kubelet
+    /// does not answer. Pods of claims are left out: a claim names no container.
+    pub(super) async fn run(&self, grants: &[Arc<Grant>]) -> Option<Vec<Processors>> {
+        let placed = grants.iter().filter(|grant| grant.is_placed());
+        let names = placed.filter_map(|grant| {
+            let (namespace, name) = grant.pod()?.names()?;
+            Some(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
+        });
+        let report = self.pod_resources.report(names.collect(), &self.gate).await;
+        let is_answered = report != PodReport::Nothing;
+        is_answered.then(|| report.found().flat_map(|pod| self.of(pod)).collect())
     }
 
-    fn of(&self, pod: ListedPod) -> impl Iterator<Item = Processors> {
+    fn of<'a>(&'a self, pod: &'a ListedPod) -> impl Iterator<Item = Processors> + 'a {
         let ListedPod { namespace, name, containers } = pod;
-        let with_some = containers.into_iter().filter(|container| !container.cpus.is_empty());
-        with_some.map(move |container| Processors {
+        let with_some = containers.iter().filter(|container| !container.cpus.is_empty());
+        with_some.map(|container| Processors {
             namespace: namespace.clone(),
             pod: name.clone(),
-            container: container.name,
+            container: container.name.clone(),
+            cpus: container.cpus.clone(),
             numa_nodes: hardware::numa_nodes_of(&self.host_root, &container.cpus),
-            cpus: container.cpus,
         })
     }
 }

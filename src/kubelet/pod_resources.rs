@@ -16,7 +16,7 @@ use super::proto::podresources_v1::pod_resources_lister_client::PodResourcesList
 use super::proto::podresources_v1alpha1 as api_v1alpha1;
 use super::proto::podresources_v1alpha1::pod_resources_lister_client::PodResourcesListerClient as ClientV1Alpha1;
 use super::uds;
-use crate::domain::{DeviceId, ListedContainer, ListedPod, PodName, ResourceName};
+use crate::domain::{DeviceId, ListedContainer, ListedPod, PodName, PodReport, ResourceName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -112,19 +112,32 @@ impl PodResources {
         }
     }
 
-    /// The listing; `None` if an Allocate is in flight or the kubelet does not answer at once.
+    /// The listing; nothing if an Allocate is in flight or the kubelet does not answer at once.
     /// Allocates hold `gate`: before the kubelet answers List, it frees the devices of dead pods,
     /// and drops its newest reservation with them. An Allocate that arrives during the listing
     /// waits for it.
-    pub async fn list_when_idle(&self, gate: &RwLock<()>) -> Option<Vec<ListedPod>> {
-        let _gate = gate.try_write().ok()?;
+    pub async fn list_when_idle(&self, gate: &RwLock<()>) -> PodReport {
+        let Ok(_gate) = gate.try_write() else { return PodReport::Nothing };
         match tokio::time::timeout(LIST_WHEN_IDLE_DEADLINE, self.list()).await {
-            Ok(Ok(pods)) => Some(pods),
+            Ok(Ok(pods)) => PodReport::All(pods),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "cannot list the pods");
-                None
+                PodReport::Nothing
             }
-            Err(_) => None,
+            Err(_) => PodReport::Nothing,
+        }
+    }
+
+    /// These pods; all pods, as [`PodResources::list_when_idle`] has them, if the kubelet does not
+    /// have Get.
+    pub async fn report(&self, names: BTreeSet<PodName>, gate: &RwLock<()>) -> PodReport {
+        match self.get_all(names).await {
+            Ok(found) => PodReport::Named(found),
+            Err(error) if error.is_unknown_call() => self.list_when_idle(gate).await,
+            Err(error) => {
+                tracing::debug!(%error, "cannot get the pods");
+                PodReport::Nothing
+            }
         }
     }
 
@@ -144,7 +157,7 @@ impl PodResources {
     }
 
     /// These pods, as [`PodResources::get`] has them.
-    pub async fn get_all(
+    async fn get_all(
         &self,
         names: BTreeSet<PodName>,
     ) -> Result<BTreeMap<PodName, Option<ListedPod>>, PodResourcesError> {

@@ -223,20 +223,11 @@ impl KubeletObserver {
         observation
     }
 
-    /// Asks the kubelet; for all pods if it does not have `Get`.
     async fn ask(&self, query: PodQuery) -> PodReport {
-        if let PodQuery::Named(names) = query {
-            match self.pod_resources.get_all(names).await {
-                Ok(found) => return PodReport::Named(found),
-                Err(error) if error.is_unknown_call() => {}
-                Err(error) => {
-                    tracing::debug!(%error, "cannot get the pods");
-                    return PodReport::Nothing;
-                }
-            }
+        match query {
+            PodQuery::Named(names) => self.pod_resources.report(names, &self.gate).await,
+            PodQuery::All => self.pod_resources.list_when_idle(&self.gate).await,
         }
-        let pods = self.pod_resources.list_when_idle(&self.gate).await;
-        pods.map_or(PodReport::Nothing, PodReport::All)
     }
 
     /// Reads the files, on a thread that may block.

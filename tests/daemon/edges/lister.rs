@@ -15,8 +15,10 @@ use tonic::{Request, Response, Status};
 /// Its answer to List.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
-    /// These pods.
+    /// These pods, all at a time: Get is not offered.
     Pods(Vec<api::PodResources>),
+    /// These pods, also one by one.
+    Single(Vec<api::PodResources>),
     /// The rate limit is exceeded.
     Busy,
     /// No answer.
@@ -87,7 +89,7 @@ impl PodResourcesLister for Service {
         let answer = self.answers.borrow().clone();
         self.count.send_modify(|count| *count += 1);
         match answer {
-            Answer::Pods(pod_resources) => {
+            Answer::Pods(pod_resources) | Answer::Single(pod_resources) => {
                 Ok(Response::new(api::ListPodResourcesResponse { pod_resources }))
             }
             Answer::Busy => Err(Status::resource_exhausted("rejected by rate limit")),
@@ -104,8 +106,20 @@ impl PodResourcesLister for Service {
 
     async fn get(
         &self,
-        _: Request<api::GetPodResourcesRequest>,
+        request: Request<api::GetPodResourcesRequest>,
     ) -> Result<Response<api::GetPodResourcesResponse>, Status> {
-        Err(Status::unimplemented("not offered"))
+        let Answer::Single(pods) = self.answers.borrow().clone() else {
+            return Err(Status::unimplemented("not offered"));
+        };
+        let asked = request.into_inner();
+        let is_asked = |pod: &api::PodResources| {
+            (&pod.namespace, &pod.name) == (&asked.pod_namespace, &asked.pod_name)
+        };
+        match pods.into_iter().find(is_asked) {
+            Some(pod) => {
+                Ok(Response::new(api::GetPodResourcesResponse { pod_resources: Some(pod) }))
+            }
+            None => Err(Status::unknown(format!("pod {} not found", asked.pod_name))),
+        }
     }
 }
