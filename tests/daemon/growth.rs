@@ -158,8 +158,8 @@ fn the_state_directory_stays_below_four_times_the_history() {
             }
         }
         let took = began.elapsed();
-        // The kubelet answers on this thread. A pod that ended before a pass saw it is released after
-        // a minute; those few are not waited for.
+        // The kubelet answers on this thread. A pod that ended before a pass saw it is released
+        // after a minute; those few are not waited for.
         let released = async {
             while node.grants().len() > 4 * PODS {
                 pause().await;
