@@ -75,7 +75,11 @@ pub(super) struct RivalStay {
 
 impl Parameters {
     pub(super) fn draw(random: &mut Random) -> Self {
+        let fault_kind = FaultKind::draw(random);
         let profile = match random.below(9) {
+            // Without GetAllocatableResources the audit cannot repair what a late list has changed:
+            // only the streams can.
+            _ if fault_kind == FaultKind::StuckLists && random.chance(0.7) => Profile::K110,
             0 => Profile::K19,
             1 => Profile::K110,
             2 => Profile::K137,
@@ -101,7 +105,6 @@ impl Parameters {
             3 => Some(Act::RestartKubelet),
             _ => None,
         };
-        let fault_kind = FaultKind::draw(random);
         if fault_kind == FaultKind::StuckLists {
             // The last change of the list coincides with the daemon's last Register; the stuck
             // lists arrive after both.
