@@ -8,7 +8,12 @@ use crate::kubelet::pod_resources::PodResources;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::RwLock;
+
+/// How long a question about processors may take. They are a hint, and a kubelet that restarts must
+/// not delay the rows.
+const WAIT: Duration = Duration::from_millis(500);
 
 /// The exclusive processors of one container, by the kubelet's static CPU policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +66,7 @@ impl CpuQuery {
             let (namespace, name) = grant.pod()?.names()?;
             Some(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
         });
-        let report = self.pod_resources.report(names.collect(), &self.gate).await;
+        let report = self.pod_resources.report(names.collect(), WAIT, &self.gate).await;
         let is_answered = report != PodReport::Nothing;
         is_answered.then(|| report.found().flat_map(|pod| self.of(pod)).collect())
     }

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::RwLock;
+use tokio::time::{Instant, timeout_at};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
@@ -128,10 +129,15 @@ impl PodResources {
         }
     }
 
-    /// These pods; all pods, as [`PodResources::list_when_idle`] has them, if the kubelet does not
-    /// have Get.
-    pub async fn report(&self, names: BTreeSet<PodName>, gate: &RwLock<()>) -> PodReport {
-        match self.get_all(names).await {
+    /// These pods, as far as the kubelet answers within that time; all pods, as
+    /// [`PodResources::list_when_idle`] has them, if the kubelet does not have Get.
+    pub async fn report(
+        &self,
+        names: BTreeSet<PodName>,
+        within: Duration,
+        gate: &RwLock<()>,
+    ) -> PodReport {
+        match self.get_all(names, within).await {
             Ok(found) => PodReport::Named(found),
             Err(error) if error.is_unknown_call() => self.list_when_idle(gate).await,
             Err(error) => {
@@ -156,18 +162,19 @@ impl PodResources {
         ))
     }
 
-    /// These pods, as [`PodResources::get`] has them.
     async fn get_all(
         &self,
         names: BTreeSet<PodName>,
+        within: Duration,
     ) -> Result<BTreeMap<PodName, Option<ListedPod>>, PodResourcesError> {
-        let mut pods = BTreeMap::new();
+        let (mut pods, until) = (BTreeMap::new(), Instant::now() + within);
         for name in names {
             if pods.len() >= GETS_AT_ONCE {
                 tokio::time::sleep(GET_EVERY).await;
             }
-            let found = self.get(&name.namespace, &name.name).await?;
-            pods.insert(name, found);
+            let answer = timeout_at(until, self.get(&name.namespace, &name.name)).await;
+            let Ok(found) = answer else { break };
+            pods.insert(name, found?);
         }
         Ok(pods)
     }

@@ -24,6 +24,10 @@ const SETTLED_AFTER: Duration = Duration::from_secs(60);
 /// devices.
 const GET_DEADLINE: Duration = Duration::from_millis(300);
 
+/// How long a pass waits for the kubelet's answers about single pods. The next pass asks for the
+/// others.
+const REPORT_DEADLINE: Duration = Duration::from_secs(2);
+
 /// The purpose of one observation.
 #[derive(Debug, Clone)]
 pub(super) struct Wants {
@@ -225,7 +229,9 @@ impl KubeletObserver {
 
     async fn ask(&self, query: PodQuery) -> PodReport {
         match query {
-            PodQuery::Named(names) => self.pod_resources.report(names, &self.gate).await,
+            PodQuery::Named(names) => {
+                self.pod_resources.report(names, REPORT_DEADLINE, &self.gate).await
+            }
             PodQuery::All => self.pod_resources.list_when_idle(&self.gate).await,
         }
     }
