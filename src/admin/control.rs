@@ -116,13 +116,16 @@ impl Source {
         }
     }
 
-    /// The views, with every grant that was answered so far. Waits a bounded time for a ledger that
-    /// hangs.
+    /// The views, with every grant that was answered so far.
     async fn views(&self) -> &Views {
-        if let Err(error) = self.mailboxes.publish.call(Publish, PUBLISH_DEADLINE).await {
-            tracing::debug!(%error, "cannot refresh the grants; they may be slightly out of date");
-        }
+        self.refresh().await;
         &self.views
+    }
+
+    /// Refreshes the views; false if the ledger hangs, and they may be slightly out of date.
+    async fn refresh(&self) -> bool {
+        let answer = self.mailboxes.publish.call(Publish, PUBLISH_DEADLINE).await;
+        answer.inspect_err(|error| tracing::debug!(%error, "cannot refresh the grants")).is_ok()
     }
 
     /// The live grants.
@@ -270,7 +273,9 @@ async fn hand_over(
 }
 
 async fn status(State(source): State<Source>) -> Reply {
-    let mut status = Status::of(source.views().await, source.started.elapsed());
+    let ledger_hangs = !source.refresh().await;
+    let status = Status::of(&source.views, source.started.elapsed());
+    let mut status = Status { ledger_hangs, ..status };
     devices::add_restricted(&mut status.ailing, &source.views, &source.outputs);
     // Without an answer, the states of the grants show what is known.
     let asked = source.mailboxes.pending.call(FindPending, PUBLISH_DEADLINE).await;

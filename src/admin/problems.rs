@@ -149,7 +149,19 @@ impl Status {
     /// The worst problem of the ledger.
     fn ledger_problem(&self, add: &mut impl FnMut(String, &'static str)) {
         let LedgerHealth { journal, database, not_durable, unreadable } = self.ledger;
-        if !journal {
+        if self.ledger_hangs {
+            let refused = self.not_recorded.as_ref().map(|unrecorded| unrecorded.refused);
+            let refused = refused.map(|refused| format!(", {refused} so far")).unwrap_or_default();
+            add(
+                format!(
+                    "the ledger does not answer, so new pods that request a device are \
+                     refused{refused}"
+                ),
+                "a write to the disk of the state directory may hang: `dmesg` has the disk's \
+                 errors, `cat /proc/pressure/io` shows a disk that is too slow; Holdfast then \
+                 continues automatically",
+            );
+        } else if !journal {
             let what = match &self.not_recorded {
                 _ if !self.ledger_refuses => {
                     format!(

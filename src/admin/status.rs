@@ -39,6 +39,10 @@ pub struct Status {
     pub config: ConfigReport,
     /// The state of the ledger's storage.
     pub ledger: LedgerHealth,
+    /// Whether the ledger did not answer when this was asked: a write to its disk may hang. The
+    /// page does not ask.
+    #[serde(default)]
+    pub ledger_hangs: bool,
     /// Whether new grants are refused while the ledger cannot be written. Otherwise they are
     /// answered, and are in memory only.
     pub ledger_refuses: bool,
@@ -228,6 +232,7 @@ impl Status {
             checkpoint_unread: views.checkpoint_unread(),
             config: views.config.borrow().clone(),
             ledger: *views.ledger_health.borrow(),
+            ledger_hangs: false,
             ledger_refuses: views.plan.borrow().ledger.when_not_durable == WhenNotDurable::Refuse,
             not_recorded: views.refusals.unrecorded(),
             hooks: hooks(views, &grants),

@@ -187,6 +187,7 @@ mod tests {
                 not_durable: 0,
                 unreadable: None,
             },
+            ledger_hangs: false,
             ledger_refuses: true,
             not_recorded: None,
             recovery: None,
@@ -330,6 +331,16 @@ ml/web  pod gone  2 kubelet lists without it  nvidia.com/gpu  GPU-a
         ] {
             assert!(text.contains(wanted), "{text}");
         }
+    }
+
+    #[test]
+    fn a_ledger_that_hangs_is_reported_with_what_it_costs() {
+        use crate::serving::Unrecorded;
+        let not_recorded = Some(Unrecorded { refused: 2, why: "no answer".into() });
+        let shown =
+            text(&Status { ledger_hangs: true, not_recorded, ..status() }, Screen::default());
+        let problem = "✗ the ledger does not answer, so new pods that request a device are refused, 2 so far\n";
+        assert!(shown.contains(problem) && shown.contains("a write to the disk"), "{shown}");
     }
 
     #[test]

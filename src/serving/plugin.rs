@@ -13,7 +13,8 @@ use crate::domain::{
 };
 use crate::kubelet::api;
 use crate::messages::{
-    ClosedEarly, RecordError, RegistrationNumber, ReportUnusable, StreamEnded, StreamOpened,
+    CallError, ClosedEarly, RecordError, RegistrationNumber, ReportUnusable, StreamEnded,
+    StreamOpened,
 };
 use crate::telemetry::metrics;
 use futures_util::StreamExt as _;
@@ -160,6 +161,9 @@ impl Plugin {
             }
             Ok(Err(RecordError::Refused(refusal))) => Err(refusal.into()),
             Ok(Err(error)) => Err(not_recorded(error.to_string())),
+            Err(error @ CallError::TimedOut(..)) => {
+                Err(not_recorded(format!("{error}; a write to its disk may hang")))
+            }
             Err(error) => Err(not_recorded(error.to_string())),
         }
     }

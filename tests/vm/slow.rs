@@ -113,9 +113,12 @@ fn refuses_what_is_not_written(machine: &Machine, node: &Node<'_>) {
     // The disk takes the first write at once.
     let mut pods = (1..=3).map(|number| node.try_pod(&format!("slow-{number}"), RESOURCE));
     let refused = pods.find_map(|pod| pod.rejected).expect("a pod is refused");
-    assert!(refused.contains("could not be recorded"), "{refused}");
+    assert!(
+        refused.contains("could not be recorded") && refused.contains("its disk may hang"),
+        "{refused}"
+    );
     let status = node.json("status");
-    assert!(!status["not_recorded"].is_null(), "{status:#}");
+    assert!(!status["not_recorded"].is_null() && status["ledger_hangs"] == true, "{status:#}");
     machine.throttle("ext4", "bps_wr", 0);
     let after = node.wait("a pod gets a device again", |node| {
         Some(node.try_pod("after", RESOURCE)).filter(|pod| pod.rejected.is_none())
@@ -124,5 +127,6 @@ fn refuses_what_is_not_written(machine: &Machine, node: &Node<'_>) {
     node.wait("its grant is bound", |node| {
         node.holders(&after.devices[0]).iter().any(|name| name == "after").then_some(())
     });
-    assert!(node.json("status")["not_recorded"].is_null());
+    let status = node.json("status");
+    assert!(status["not_recorded"].is_null() && status["ledger_hangs"] == false, "{status:#}");
 }

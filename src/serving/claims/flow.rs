@@ -225,7 +225,10 @@ impl ClaimPreparer {
                 Some(Err(NotRecorded::Failed(why))) => return Err(not_recorded(why)),
                 Some(Err(NotRecorded::Blocked(why))) => why,
                 Some(Err(NotRecorded::HeldByNumber(held))) => by_number.insert(held).why.clone(),
-                None => return Err(not_recorded("the ledger has not answered in time".into())),
+                None => {
+                    let why = "the ledger has not answered in time; a write to its disk may hang";
+                    return Err(not_recorded(why.to_owned()));
+                }
             };
             // Unprepare may come while the claim waits.
             drop(step);

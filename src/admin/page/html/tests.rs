@@ -108,6 +108,7 @@ fn status(devices: &[DeviceReport]) -> Status {
             ..ConfigReport::default()
         },
         ledger: LedgerHealth { journal: true, database: true, not_durable: 0, unreadable: None },
+        ledger_hangs: false,
         ledger_refuses: true,
         not_recorded: None,
         recovery: None,
