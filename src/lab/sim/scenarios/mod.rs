@@ -14,8 +14,9 @@
 //! time, to check that an oracle notices.
 //!
 //! `HOLDFAST_SEEDS=10000 cargo test --release --lib scenarios -- --nocapture` runs that many nodes
-//! and prints the coverage. A failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with
-//! all its events.
+//! and prints the coverage. With `HOLDFAST_MINUTES=60` it runs as many as begin within an hour, and
+//! `HOLDFAST_FIRST_SEED` continues where an earlier one ended. A failure prints its seed, and
+//! `HOLDFAST_SEED=<seed>` repeats it with all its events.
 
 mod auditing;
 mod claims;
@@ -27,5 +28,6 @@ mod parameters;
 mod registration;
 mod rival_plugin;
 mod scenario;
+mod seeds;
 mod service;
 mod tests;

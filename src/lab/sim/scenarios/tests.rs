@@ -4,16 +4,13 @@ use super::daemon::Daemon;
 use super::durable::Disk;
 use super::hardware::Hardware;
 use super::scenario::{Outcome, run};
+use super::seeds::{Seeds, number};
 use crate::domain::Safeguard;
 use crate::lab::sim::kubelet::{Behaviour, Hook, Interleaving, Start};
 use crate::lab::sim::memory::{Faults, Simulation};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().unwrap())
-}
 
 fn explain(seed: u64, outcome: &Outcome) -> String {
     let Some(violation) = &outcome.violation else { return String::new() };
@@ -31,6 +28,49 @@ fn explain(seed: u64, outcome: &Outcome) -> String {
     )
 }
 
+/// The results of many runs.
+#[derive(Debug, Default)]
+struct Sum {
+    interleavings: BTreeMap<Interleaving, u64>,
+    hooks: BTreeMap<Hook, u64>,
+    refusals: u64,
+    excused: u64,
+    contested: u64,
+    taken: u64,
+    grants: u64,
+    failures: Vec<(u64, Outcome)>,
+}
+
+fn add_all<K: Ord>(sums: &mut BTreeMap<K, u64>, counts: BTreeMap<K, u64>) {
+    counts.into_iter().for_each(|(key, count)| *sums.entry(key).or_default() += count);
+}
+
+impl Sum {
+    fn of(seed: u64, mut outcome: Outcome) -> Self {
+        Sum {
+            interleavings: std::mem::take(&mut outcome.interleavings),
+            hooks: std::mem::take(&mut outcome.hooks),
+            refusals: outcome.refusals,
+            excused: outcome.excused,
+            contested: outcome.contested,
+            taken: outcome.taken,
+            grants: outcome.grants,
+            failures: Vec::from_iter(outcome.violation.is_some().then_some((seed, outcome))),
+        }
+    }
+
+    fn add(&mut self, other: Sum) {
+        add_all(&mut self.interleavings, other.interleavings);
+        add_all(&mut self.hooks, other.hooks);
+        self.refusals += other.refusals;
+        self.excused += other.excused;
+        self.contested += other.contested;
+        self.taken += other.taken;
+        self.grants += other.grants;
+        self.failures.extend(other.failures);
+    }
+}
+
 #[test]
 fn no_oracle_is_violated() {
     if let Some(seed) = number("HOLDFAST_SEED") {
@@ -39,42 +79,27 @@ fn no_oracle_is_violated() {
         assert!(outcome.violation.is_none(), "{}", explain(seed, &outcome));
         return;
     }
-    let seeds = number("HOLDFAST_SEEDS").unwrap_or(200);
-    let (mut interleavings, mut hooks) =
-        (BTreeMap::<Interleaving, u64>::new(), BTreeMap::<Hook, u64>::new());
-    let (mut refusals, mut excused, mut contested, mut taken, mut grants, mut failures) =
-        (0, 0, 0, 0, 0, Vec::new());
-    for seed in 0..seeds {
-        let outcome = run(seed);
-        outcome
-            .interleavings
-            .iter()
-            .for_each(|(which, count)| *interleavings.entry(*which).or_default() += count);
-        outcome.hooks.iter().for_each(|(hook, count)| *hooks.entry(*hook).or_default() += count);
-        refusals += outcome.refusals;
-        excused += outcome.excused;
-        contested += outcome.contested;
-        taken += outcome.taken;
-        grants += outcome.grants;
-        if outcome.violation.is_some() {
-            failures.push((seed, outcome));
-        }
-    }
+    let (runs, sums) = Seeds::wanted().run(|sum: &mut Sum, seed| sum.add(Sum::of(seed, run(seed))));
+    let mut sum = Sum::default();
+    sums.into_iter().for_each(|part| sum.add(part));
+    let Sum { interleavings, hooks, refusals, excused, contested, taken, grants, mut failures } =
+        sum;
     println!(
-        "{seeds} runs: {grants} grants, {refusals} refused with proof, {excused} violations excused, {contested} truces, \
-         {taken} taken by the rival plugin"
+        "{grants} grants, {refusals} refused with proof, {excused} violations excused, {contested} \
+         truces, {taken} taken by the rival plugin"
     );
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
-    // 100 of each in 10,000 runs.
-    let seldom = |count: Option<&u64>| count.copied().unwrap_or_default() < seeds / 100;
-    let seldom_seen: Vec<_> =
-        Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
-    let seldom_reached: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
+    failures.sort_by_key(|(seed, _)| *seed);
     let summary: Vec<_> = failures
         .iter()
         .map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle))
         .collect();
     assert!(failures.is_empty(), "{summary:?}\n{}", explain(failures[0].0, &failures[0].1));
+    // 100 of each in 10,000 runs.
+    let seldom = |count: Option<&u64>| count.copied().unwrap_or_default() < runs / 100;
+    let seldom_seen: Vec<_> =
+        Interleaving::ALL.iter().filter(|which| seldom(interleavings.get(which))).collect();
+    let seldom_reached: Vec<_> = Hook::ALL.iter().filter(|hook| seldom(hooks.get(hook))).collect();
     assert!(
         seldom_seen.is_empty() && seldom_reached.is_empty(),
         "covered too seldom: {seldom_seen:?} {seldom_reached:?}"

@@ -13,7 +13,7 @@
 //! the ledger actor does: one commit at a time, entries that are written and not yet synced,
 //! snapshots that are published later.
 //!
-//! `HOLDFAST_SEEDS` and `HOLDFAST_SEED` work as in the other scenarios.
+//! `HOLDFAST_SEEDS`, `HOLDFAST_SEED` and the others work as in the other scenarios.
 
 mod cluster;
 mod daemon;

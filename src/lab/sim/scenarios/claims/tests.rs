@@ -1,5 +1,6 @@
 //! Runs many seeds, and checks the coverage.
 
+use super::super::seeds::{Seeds, number};
 use super::oracles::{Covered, Violation};
 use super::run::{Outcome, run};
 use super::world::{Crash, Step};
@@ -8,10 +9,6 @@ use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().unwrap())
-}
 
 fn explain(seed: u64, outcome: &Outcome) -> String {
     let Some(violation) = &outcome.violation else { return String::new() };
@@ -43,30 +40,13 @@ impl Sum {
             self.failures.push((seed, outcome));
         }
     }
-}
 
-/// Runs these seeds on all processors.
-fn run_all(seeds: u64) -> Sum {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let part = |first: u64| {
-        move || {
-            let mut sum = Sum::default();
-            (first..seeds).step_by(threads).for_each(|seed| sum.add(seed, run(seed)));
-            sum
-        }
-    };
-    let mut sum = Sum::default();
-    thread::scope(|scope| {
-        let parts: Vec<_> = (0..threads as u64).map(|first| scope.spawn(part(first))).collect();
-        for part in parts {
-            let Sum { crashes, covered, failures } = part.join().unwrap();
-            crashes.iter().for_each(|(at, count)| *sum.crashes.entry(*at).or_default() += count);
-            sum.covered = sum.covered.plus(covered);
-            sum.failures.extend(failures);
-        }
-    });
-    sum.failures.sort_by_key(|(seed, _)| *seed);
-    sum
+    fn merge(&mut self, other: Sum) {
+        let crashes = other.crashes.into_iter();
+        crashes.for_each(|(at, count)| *self.crashes.entry(at).or_default() += count);
+        self.covered = self.covered.plus(other.covered);
+        self.failures.extend(other.failures);
+    }
 }
 
 #[test]
@@ -77,9 +57,12 @@ fn no_claim_is_lost_and_no_device_has_two_holders() {
         assert!(outcome.violation.is_none(), "{}", explain(seed, &outcome));
         return;
     }
-    let seeds = number("HOLDFAST_SEEDS").unwrap_or(200);
-    let Sum { crashes, covered, failures } = run_all(seeds);
-    println!("{seeds} runs: {covered:?}\ncrashes: {crashes:?}");
+    let (runs, sums) = Seeds::wanted().run(|sum: &mut Sum, seed| sum.add(seed, run(seed)));
+    let mut sum = Sum::default();
+    sums.into_iter().for_each(|part| sum.merge(part));
+    let Sum { crashes, covered, mut failures } = sum;
+    failures.sort_by_key(|(seed, _)| *seed);
+    println!("{covered:?}\ncrashes: {crashes:?}");
     let summary: Vec<_> = failures
         .iter()
         .map(|(seed, outcome)| (*seed, outcome.violation.as_ref().unwrap().oracle))
@@ -87,10 +70,10 @@ fn no_claim_is_lost_and_no_device_has_two_holders() {
     assert!(failures.is_empty(), "{summary:?}\n{}", explain(failures[0].0, &failures[0].1));
     let every = Step::ALL.iter().flat_map(|step| [(*step, Crash::Kill), (*step, Crash::PowerCut)]);
     let seldom: Vec<_> =
-        every.filter(|at| crashes.get(at).copied().unwrap_or_default() < seeds / 50).collect();
+        every.filter(|at| crashes.get(at).copied().unwrap_or_default() < runs / 50).collect();
     assert!(seldom.is_empty(), "covered too seldom: {seldom:?}");
     let Covered { answers, repeated, starts } = covered;
-    assert!(answers > 5 * seeds && repeated > seeds && starts > 4 * seeds, "{covered:?}");
+    assert!(answers > 5 * runs && repeated > runs && starts > 4 * runs, "{covered:?}");
 }
 
 #[test]
