@@ -5,12 +5,12 @@
 
 use super::committer::{Batch, Committer, Reply, Written, lock, write};
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another, never_started, owing};
 use super::reconciler::Reconciler;
 use super::report;
 use super::sight::{Seen, is_held, unseen};
 use super::upkeep::Upkeep;
-use crate::domain::{Entry, Grant, Inventory, LedgerHealth, Refusal, WhenNotDurable};
+use crate::domain::{AllocId, Entry, Grant, Inventory, LedgerHealth, Refusal, WhenNotDurable};
 use crate::host::{self, HostRoot};
 use crate::messages::{Crash, Publish, Record, RecordError, WithReply};
 use crate::telemetry::metrics;
@@ -144,7 +144,8 @@ impl LedgerActor {
             // The scan that follows the answer must find them.
             self.publish_names();
         }
-        replies.into_iter().for_each(|reply| reply.send(outcome.result.clone()));
+        let unanswered: Vec<AllocId> =
+            replies.into_iter().filter_map(|reply| reply.send(outcome.result.clone())).collect();
         match &outcome.result {
             // `note_kept` logs a journal that cannot be written, once.
             Err(error) if outcome.kept.journal => {
@@ -164,6 +165,25 @@ impl LedgerActor {
             kept: outcome.kept,
             took: outcome.took,
         });
+        self.release_unanswered(unanswered, context);
+    }
+
+    /// Releases grants that were written after their Allocate had failed.
+    fn release_unanswered(&mut self, ids: Vec<AllocId>, context: &mut Context<Self>) {
+        let now = host::now().wall;
+        let released = |alloc_id| Entry::Moved { alloc_id, state: never_started(now) };
+        let released = ids.into_iter().map(released).collect();
+        self.submit_moves(released, context);
+    }
+
+    /// Puts moves into the next commit, behind the hooks that they cause.
+    pub(super) fn submit_moves(&mut self, mut moves: Vec<Entry>, context: &mut Context<Self>) {
+        moves.splice(0..0, owing(&self.ledger, &self.hooks, &moves, self.committer.entries()));
+        if !moves.is_empty() {
+            // No caller waits for this answer. A failed write is logged, and a pass decides the
+            // same again.
+            drop(self.submit(moves, context));
+        }
     }
 
     /// Publishes now, or as soon as the rate limit allows.
@@ -252,6 +272,10 @@ impl LedgerActor {
     /// Schedules the commit of a grant, or answers at once where there is nothing to write.
     fn decide(&mut self, request: WithReply<Record>, seen: &Seen, context: &mut Context<Self>) {
         let WithReply { message: Record { grant, exclusive }, reply } = request;
+        if reply.is_closed() {
+            // It waited too long in the mailbox, and the Allocate has failed.
+            return;
+        }
         // A message that is sent again after a failure: the first one may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return drop(reply.send(Ok(())));
@@ -259,7 +283,8 @@ impl LedgerActor {
         match self.refusal(&grant, exclusive, seen) {
             Some(refusal) => drop(reply.send(Err(RecordError::from(refusal)))),
             None => {
-                self.schedule_commit(vec![Entry::Grant(grant)], Reply::Allocate(reply), context);
+                let reply = Reply::Allocate(reply, grant.alloc_id.clone());
+                self.schedule_commit(vec![Entry::Grant(grant)], reply, context);
             }
         }
     }

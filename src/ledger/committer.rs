@@ -3,7 +3,7 @@
 //! The first entry of a batch sends a `Commit` to the actor, behind the requests that already wait
 //! in its mailbox. So one write and one fdatasync answer all of them.
 
-use crate::domain::{Entry, Grant, LedgerHealth};
+use crate::domain::{AllocId, Entry, Grant, LedgerHealth};
 use crate::messages::RecordError;
 use crate::store::{Store, StoreError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,22 +18,30 @@ pub(super) type Written = Result<(), Arc<StoreError>>;
 pub(super) enum Reply {
     /// A part of the ledger actor.
     Internal(oneshot::Sender<Written>),
-    /// An Allocate.
-    Allocate(oneshot::Sender<Result<(), RecordError>>),
+    /// An Allocate, with its grant.
+    Allocate(oneshot::Sender<Result<(), RecordError>>, AllocId),
     /// A Prepare of a claim, with its answer.
     Claim(oneshot::Sender<Result<Vec<Arc<Grant>>, RecordError>>, Vec<Arc<Grant>>),
 }
 
 impl Reply {
-    /// Sends the answer. A caller that no longer waits finds its entry when it asks again.
-    pub(super) fn send(self, result: Written) {
+    /// Sends the answer. Returns the grant that was written for an Allocate whose caller no longer
+    /// waits: the kubelet has got an error, and no container has it. Another caller that no longer
+    /// waits finds its entry when it asks again.
+    #[must_use]
+    pub(super) fn send(self, result: Written) -> Option<AllocId> {
         match self {
             Reply::Internal(reply) => drop(reply.send(result)),
-            Reply::Allocate(reply) => drop(reply.send(result.map_err(RecordError::from))),
+            Reply::Allocate(reply, alloc_id) => {
+                let is_written = result.is_ok();
+                let is_late = reply.send(result.map_err(RecordError::from)).is_err();
+                return (is_written && is_late).then_some(alloc_id);
+            }
             Reply::Claim(reply, grants) => {
                 drop(reply.send(result.map(|()| grants).map_err(RecordError::from)));
             }
         }
+        None
     }
 }
 
@@ -116,4 +124,26 @@ pub(super) async fn answer(answered: oneshot::Receiver<Written>) -> Written {
 /// Ends this task like a panic, without a second report of the same failure.
 fn die() -> ! {
     std::panic::resume_unwind(Box::new("the ledger actor died before its commit"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_written_grant_that_was_not_answered_is_returned() {
+        let id = AllocId::new("late");
+        let failed = || Err(Arc::new(StoreError::TooLarge { bytes: 1 }));
+        for (waits, result, returned) in [
+            (true, Ok(()), None),
+            (false, Ok(()), Some(id.clone())),
+            (true, failed(), None),
+            (false, failed(), None),
+        ] {
+            let (reply, answer) = oneshot::channel();
+            let answer = waits.then_some(answer);
+            assert_eq!(Reply::Allocate(reply, id.clone()).send(result), returned);
+            drop(answer);
+        }
+    }
 }

@@ -9,7 +9,7 @@ use holdfast::domain::{
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
-use holdfast::messages::Record;
+use holdfast::messages::{Record, WithReply};
 use holdfast::store::{self, Store};
 use holdfast::telemetry::metrics;
 use holdfast::telemetry::table::Metric;
@@ -84,6 +84,26 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
     };
     drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
     ledger
+}
+
+/// The kubelet has got an error for it, and may give the device to another pod.
+#[test]
+fn an_allocate_that_failed_before_the_ledger_saw_it_is_not_recorded() {
+    run(async {
+        let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
+        let ledger = ledger(dir.path(), Policy::default(), &arbiter).await;
+        let record =
+            |id: &str| Record { grant: Arc::new(grant(id, GrantState::Granted)), exclusive: false };
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        drop(answer);
+        ledger.try_send(WithReply { message: record("late"), reply }).unwrap();
+        let next = crate::common::ledger::ask(&ledger, record("next"));
+        soon("the next answer", next).await.unwrap().unwrap();
+        let live = store::peek(&dir.path().join("state")).unwrap().grants;
+        let ids: Vec<&str> = live.iter().map(|grant| grant.alloc_id.as_str()).collect();
+        assert_eq!(ids, ["first", "next"]);
+        arbiter.stop();
+    });
 }
 
 #[test]

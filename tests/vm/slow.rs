@@ -123,10 +123,8 @@ fn refuses_what_is_not_written(machine: &Machine, node: &Node<'_>) {
     let after = node.wait("a pod gets a device again", |node| {
         Some(node.try_pod("after", RESOURCE)).filter(|pod| pod.rejected.is_none())
     });
-    // A grant that was written too late may have the same device for a while.
-    node.wait("its grant is bound", |node| {
-        node.holders(&after.devices[0]).iter().any(|name| name == "after").then_some(())
-    });
+    // A grant that was written after its Allocate had failed is released.
+    node.wait_for_holders(&after.devices[0], &["after"]);
     let status = node.json("status");
     assert!(status["not_recorded"].is_null() && status["ledger_hangs"] == false, "{status:#}");
 }

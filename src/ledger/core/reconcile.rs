@@ -34,7 +34,8 @@
 //!
 //! `never_started` needs a checkpoint that was written after the grant and does not contain it. The
 //! kubelet writes the checkpoint right after Allocate, before it admits the pod, so no container
-//! can have started without an entry.
+//! can have started without an entry. It is certain at once if the Allocate failed before the grant
+//! was written, as on a disk that hangs.
 
 use super::Ledger;
 use super::evidence::{ABSENCE_MIN, Evidence, Listing};
@@ -140,15 +141,19 @@ fn unbound(
         return None;
     }
     watchlist.unbound.remove(&grant.alloc_id);
-    let released_by = NEVER_STARTED.to_owned();
-    Some(GrantState::Released {
+    Some(never_started(now.wall))
+}
+
+/// The state of a grant that no container ever got.
+pub(in crate::ledger) fn never_started(released_at: Timestamp) -> GrantState {
+    GrantState::Released {
         pod: None,
         container: None,
         bound_at: None,
-        released_at: now.wall,
+        released_at,
         other_pods: Vec::new(),
-        released_by,
-    })
+        released_by: NEVER_STARTED.to_owned(),
+    }
 }
 
 /// The common part of a bound and a suspect grant.
