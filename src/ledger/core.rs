@@ -54,8 +54,9 @@ pub use self::passage::{Passage, View, passage};
 pub use self::pending::pending_releases;
 pub use self::prepared::{CLAIM_GONE, NEVER_PREPARED, NEVER_PREPARED_MIN};
 pub use self::rebuild::{rebuild, unheard_of};
-pub(super) use self::reconcile::never_started;
-pub use self::reconcile::{HANDED_ON, NEVER_STARTED, POD_GONE, SUPERSEDED, reconcile};
+pub use self::reconcile::{
+    HANDED_ON, NEVER_STARTED, POD_GONE, SUPERSEDED, never_started, reconcile,
+};
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_by_another};
 pub use self::restore::{Restored, restore_claims};
 pub use self::stuck::{OPERATOR, Vouched, release_stuck, stuck_claim};

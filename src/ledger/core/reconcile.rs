@@ -144,8 +144,8 @@ fn unbound(
     Some(never_started(now.wall))
 }
 
-/// The state of a grant that no container ever got.
-pub(in crate::ledger) fn never_started(released_at: Timestamp) -> GrantState {
+/// The state of a grant that no container ever got, from the time of its release on.
+pub fn never_started(released_at: Timestamp) -> GrantState {
     GrantState::Released {
         pod: None,
         container: None,
