@@ -193,7 +193,7 @@ fn a_pod_without_a_name_is_looked_at_again_soon_for_a_while() {
         after(&world, 29) < Duration::from_secs(2),
         "its log folder comes later than the checkpoint"
     );
-    assert!(after(&world, 31) > Duration::from_secs(10), "there is none");
+    assert!(after(&world, 30) > Duration::from_secs(10), "there is none");
     world.seen.names.insert("u1".into(), name("web"));
     world.look(1);
     assert!(after(&world, 2) > Duration::from_secs(10));
@@ -699,6 +699,34 @@ fn a_container_without_processes_needs_no_listing_while_its_pod_has_a_cgroup() {
         assert_eq!(query(&world, seconds), None);
         assert_eq!((world.look(seconds), world.state(1)), (vec![], "bound"));
     }
+}
+
+#[test]
+fn a_running_pod_is_asked_for_only_if_the_kubelet_has_forgotten_its_grant() {
+    let mut world = World::bound();
+    world.seen.pods = PodReport::Nothing;
+    assert_eq!(query(&world, 1), None);
+    world.write(vec![]);
+    assert_eq!(query(&world, 1), Some(PodQuery::Named(BTreeSet::from([name("web")]))));
+}
+
+#[test]
+fn a_pass_is_left_out_only_while_every_grant_has_a_running_pod_with_a_name() {
+    let calm = |world: &World, lives: bool| {
+        is_calm(&world.ledger, &world.watchlist, |uid| uid == "u1" && lives)
+    };
+    let mut world = World::new();
+    assert!(!calm(&world, true), "no container is known");
+    world.seen.names.clear();
+    world.seen.pods = PodReport::Nothing;
+    world.look(0);
+    assert!(!calm(&world, true), "no name is known");
+    world.seen.names.insert("u1".into(), name("web"));
+    world.look(1);
+    assert_eq!([calm(&world, true), calm(&world, false)], [true, false]);
+    world.write(vec![]);
+    world.look(2);
+    assert!(!calm(&world, true), "the kubelet has forgotten it");
 }
 
 #[test]

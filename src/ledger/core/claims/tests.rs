@@ -1433,3 +1433,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_pass_looks_at_the_pods_of_claims() {
+    let of_claim = of_claim(1, "c1", "x", GPU, &["a-1"], "u1");
+    let world = World::new([of_claim, allocated(2, GPU, "a-2")]);
+    let agenda = Agenda::of(&world.ledger, &world.watchlist, at(0));
+    let only = |uid: &str| BTreeSet::from([uid.to_owned()]);
+    assert_eq!((agenda.claim_pods, agenda.claims), (only("u1"), only("c1")));
+    assert!(agenda.pods.is_empty(), "the other grant has no container yet");
+}
