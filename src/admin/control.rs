@@ -25,7 +25,8 @@ use crate::hook::Outputs;
 use crate::host::peer::TrustedListener;
 use crate::kubelet::dra::state::read_record;
 use crate::messages::{
-    ApplyOperatorRequest, FindPending, Mailbox, OperatorRequestError, Publish, ReleaseStuck,
+    ApplyOperatorRequest, CallError, FindPending, Mailbox, OperatorRequestError, Publish,
+    ReleaseStuck,
 };
 use crate::store::Store;
 use crate::telemetry::metrics;
@@ -118,19 +119,14 @@ impl Source {
 
     /// The views, with every grant that was answered so far.
     async fn views(&self) -> &Views {
-        self.refresh().await;
+        drop(self.refresh().await);
         &self.views
     }
 
-    /// Refreshes the views; false if the ledger hangs, and they may be slightly out of date.
-    async fn refresh(&self) -> bool {
+    /// Refreshes the views. After an error they may be slightly out of date.
+    async fn refresh(&self) -> Result<(), CallError> {
         let answer = self.mailboxes.publish.call(Publish, PUBLISH_DEADLINE).await;
-        answer.inspect_err(|error| tracing::debug!(%error, "cannot refresh the grants")).is_ok()
-    }
-
-    /// The live grants.
-    async fn grants(&self) -> Vec<Arc<Grant>> {
-        self.views().await.grants.borrow().iter().map(Arc::clone).collect()
+        answer.inspect_err(|error| tracing::debug!(%error, "cannot refresh the grants"))
     }
 
     fn store(&self) -> Result<Arc<Mutex<Store>>, Failure> {
@@ -168,7 +164,9 @@ impl Source {
 }
 
 async fn grants(State(source): State<Source>) -> Reply {
-    reply(&source.grants().await)
+    let grants: Vec<Arc<Grant>> =
+        source.views().await.grants.borrow().iter().map(Arc::clone).collect();
+    reply(&grants)
 }
 
 async fn releases(State(source): State<Source>) -> Reply {
@@ -197,7 +195,9 @@ fn parsed<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Failure> {
 }
 
 async fn processors(State(source): State<Source>) -> Reply {
-    reply(&source.processors.run(&source.grants().await).await)
+    // `who` has just refreshed them.
+    let grants = Arc::clone(&source.views.grants.borrow());
+    reply(&source.processors.run(&grants).await)
 }
 
 async fn devices(State(source): State<Source>) -> Reply {
@@ -273,7 +273,7 @@ async fn hand_over(
 }
 
 async fn status(State(source): State<Source>) -> Reply {
-    let ledger_hangs = !source.refresh().await;
+    let ledger_hangs = matches!(source.refresh().await, Err(CallError::TimedOut(..)));
     let status = Status::of(&source.views, source.started.elapsed());
     let mut status = Status { ledger_hangs, ..status };
     devices::add_restricted(&mut status.ailing, &source.views, &source.outputs);

@@ -154,12 +154,12 @@ impl Status {
             let refused = refused.map(|refused| format!(", {refused} so far")).unwrap_or_default();
             add(
                 format!(
-                    "the ledger does not answer, so new pods that request a device are \
+                    "the ledger does not answer, so new pods that request a device may be \
                      refused{refused}"
                 ),
-                "a write to the disk of the state directory may hang: `dmesg` has the disk's \
-                 errors, `cat /proc/pressure/io` shows a disk that is too slow; Holdfast then \
-                 continues automatically",
+                "a write to the disk of the state directory may hang; `dmesg` has the disk's errors, \
+                 and `/proc/pressure/io` shows a disk that is too slow; Holdfast continues when the \
+                 write ends",
             );
         } else if !journal {
             let what = match &self.not_recorded {

@@ -59,14 +59,16 @@ pub(crate) struct CpuQuery {
 
 impl CpuQuery {
     /// The containers of these grants' pods that have exclusive processors; `None` if the kubelet
-    /// does not answer. Pods of claims are left out: a claim names no container.
+    /// does not answer. Of more than some 50 pods the kubelet answers for the first ones only. Pods
+    /// of claims are left out: a claim names no container.
     pub(super) async fn run(&self, grants: &[Arc<Grant>]) -> Option<Vec<Processors>> {
         let placed = grants.iter().filter(|grant| grant.is_placed());
         let names = placed.filter_map(|grant| {
             let (namespace, name) = grant.pod()?.names()?;
             Some(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
         });
-        let report = self.pod_resources.report(names.collect(), WAIT, &self.gate).await;
+        let names: BTreeSet<PodName> = names.collect();
+        let report = self.pod_resources.report(names, WAIT, &self.gate).await;
         let is_answered = report != PodReport::Nothing;
         is_answered.then(|| report.found().flat_map(|pod| self.of(pod)).collect())
     }

@@ -46,7 +46,7 @@ const RESPONSE_BYTES_MAX: usize = 16 * 1024 * 1024;
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PodResourcesError {
     /// The kubelet did not answer in time.
-    #[error("the kubelet did not answer `{method}` within {DEADLINE:?}")]
+    #[error("the kubelet did not answer `{method}` in time")]
     Late {
         /// The called method.
         method: &'static str,
@@ -133,7 +133,7 @@ impl PodResources {
     /// [`PodResources::list_when_idle`] has them, if the kubelet does not have Get.
     pub async fn report(
         &self,
-        names: BTreeSet<PodName>,
+        names: impl IntoIterator<Item = PodName>,
         within: Duration,
         gate: &RwLock<()>,
     ) -> PodReport {
@@ -164,7 +164,7 @@ impl PodResources {
 
     async fn get_all(
         &self,
-        names: BTreeSet<PodName>,
+        names: impl IntoIterator<Item = PodName>,
         within: Duration,
     ) -> Result<BTreeMap<PodName, Option<ListedPod>>, PodResourcesError> {
         let (mut pods, until) = (BTreeMap::new(), Instant::now() + within);
@@ -172,9 +172,13 @@ impl PodResources {
             if pods.len() >= GETS_AT_ONCE {
                 tokio::time::sleep(GET_EVERY).await;
             }
+            let late = |_elapsed| Err(PodResourcesError::Late { method: "Get" });
             let answer = timeout_at(until, self.get(&name.namespace, &name.name)).await;
-            let Ok(found) = answer else { break };
-            pods.insert(name, found?);
+            match answer.unwrap_or_else(late) {
+                Ok(found) => drop(pods.insert(name, found)),
+                Err(error) if pods.is_empty() => return Err(error),
+                Err(_) => break,
+            }
         }
         Ok(pods)
     }

@@ -5,7 +5,7 @@
 
 use super::committer::{Batch, Committer, Reply, Written, lock, write};
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another, never_started, owing};
+use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another, never_started};
 use super::reconciler::Reconciler;
 use super::report;
 use super::sight::{Seen, is_held, unseen};
@@ -168,22 +168,16 @@ impl LedgerActor {
         self.release_unanswered(unanswered, context);
     }
 
-    /// Releases grants that were written after their Allocate had failed.
+    /// Releases grants that were written after their Allocate had failed. No hook becomes due: no
+    /// container had the devices.
     fn release_unanswered(&mut self, ids: Vec<AllocId>, context: &mut Context<Self>) {
+        if ids.is_empty() {
+            return;
+        }
         let now = host::now().wall;
         let released = |alloc_id| Entry::Moved { alloc_id, state: never_started(now) };
-        let released = ids.into_iter().map(released).collect();
-        self.submit_moves(released, context);
-    }
-
-    /// Puts moves into the next commit, behind the hooks that they cause.
-    pub(super) fn submit_moves(&mut self, mut moves: Vec<Entry>, context: &mut Context<Self>) {
-        moves.splice(0..0, owing(&self.ledger, &self.hooks, &moves, self.committer.entries()));
-        if !moves.is_empty() {
-            // No caller waits for this answer. A failed write is logged, and a pass decides the
-            // same again.
-            drop(self.submit(moves, context));
-        }
+        // If this cannot be written, a later pass releases them.
+        drop(self.submit(ids.into_iter().map(released).collect(), context));
     }
 
     /// Publishes now, or as soon as the rate limit allows.
@@ -245,6 +239,10 @@ impl Handler<WithReply<Record>> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, request: WithReply<Record>, context: &mut Self::Context) {
+        if request.reply.is_closed() {
+            // It waited too long in the mailbox, and the Allocate has failed.
+            return;
+        }
         let Record { grant, exclusive } = &request.message;
         if !exclusive || !is_held(&self.ledger, grant) {
             return self.decide(request, &Seen::default(), context);
@@ -272,10 +270,6 @@ impl LedgerActor {
     /// Schedules the commit of a grant, or answers at once where there is nothing to write.
     fn decide(&mut self, request: WithReply<Record>, seen: &Seen, context: &mut Context<Self>) {
         let WithReply { message: Record { grant, exclusive }, reply } = request;
-        if reply.is_closed() {
-            // It waited too long in the mailbox, and the Allocate has failed.
-            return;
-        }
         // A message that is sent again after a failure: the first one may have reached the store.
         if self.ledger.grant(&grant.alloc_id).is_some() {
             return drop(reply.send(Ok(())));

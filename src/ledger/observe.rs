@@ -13,6 +13,7 @@ use crate::kubelet::pod_resources::PodResources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{RwLock, watch};
@@ -24,8 +25,8 @@ const SETTLED_AFTER: Duration = Duration::from_secs(60);
 /// devices.
 const GET_DEADLINE: Duration = Duration::from_millis(300);
 
-/// How long a pass waits for the kubelet's answers about single pods. The next pass asks for the
-/// others.
+/// How long a pass waits for the kubelet's answers about single pods. The next pass begins with
+/// another pod, so that a slow kubelet is asked for each of them in the end.
 const REPORT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The purpose of one observation.
@@ -77,6 +78,8 @@ pub(super) struct KubeletObserver {
     pod_resources: PodResources,
     gate: Arc<RwLock<()>>,
     claims: watch::Receiver<Arc<ClaimEvidence>>,
+    /// The number of passes that asked for single pods.
+    passes: Arc<AtomicUsize>,
 }
 
 impl KubeletObserver {
@@ -90,6 +93,7 @@ impl KubeletObserver {
             pod_resources: config.pod_resources.clone(),
             gate: Arc::clone(&config.gate),
             claims: config.claims.clone(),
+            passes: Arc::default(),
         }
     }
 
@@ -104,6 +108,7 @@ impl KubeletObserver {
             pod_resources: PodResources::new(host_root.join("kubelet/pod-resources.sock")),
             gate: Arc::default(),
             claims: watch::channel(Arc::default()).1,
+            passes: Arc::default(),
         }
     }
 
@@ -230,6 +235,9 @@ impl KubeletObserver {
     async fn ask(&self, query: PodQuery) -> PodReport {
         match query {
             PodQuery::Named(names) => {
+                let mut names: Vec<PodName> = names.into_iter().collect();
+                let begin = self.passes.fetch_add(1, Ordering::Relaxed) % names.len().max(1);
+                names.rotate_left(begin);
                 self.pod_resources.report(names, REPORT_DEADLINE, &self.gate).await
             }
             PodQuery::All => self.pod_resources.list_when_idle(&self.gate).await,
@@ -304,6 +312,7 @@ mod tests {
                 pod_resources: PodResources::new(dir.path().join("pod-resources.sock")),
                 gate: Arc::default(),
                 claims: watch::channel(Arc::default()).1,
+                passes: Arc::default(),
             };
             let cgroups = dir.path().join("sys/fs/cgroup");
             fs::create_dir_all(cgroups.join("kubepods")).unwrap();

@@ -1,7 +1,7 @@
 //! Reconciliation: passes over the kubelet's files that move grants to their next state.
 
 use super::actor::LedgerActor;
-use super::core::{LOOK_HELD, is_calm, next_look, reconcile};
+use super::core::{LOOK_HELD, is_calm, next_look, owing, reconcile};
 use super::report;
 use crate::domain::Observation;
 use crate::host;
@@ -106,10 +106,16 @@ impl Handler<Observed> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
-        let moves =
+        let mut entries =
             reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
-        report::reconciled(&observation, &moves);
-        self.submit_moves(moves, context);
+        // The pending hooks come first, in one commit with the releases that cause them.
+        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
+        report::reconciled(&observation, &entries);
+        if !entries.is_empty() {
+            // No caller waits for this answer. A failed write is logged, and the next pass decides
+            // the same again.
+            drop(self.submit(entries, context));
+        }
         self.reconciler.timer.end(Instant::now());
         self.schedule(context);
     }

@@ -1,6 +1,6 @@
 //! Settings where no single answer fits every operator. The full disk is in `tests/full_disk.rs`.
 
-use crate::common::{name, run, soon};
+use crate::common::{name, pause, run, soon, until};
 use actix::{Actor, Addr, Arbiter};
 use holdfast::domain::{
     AllocId, ContainerEdits, DeviceId, Durability, Entry, Grant, GrantState, GrantedDevice,
@@ -9,15 +9,18 @@ use holdfast::domain::{
 use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::ledger::{LedgerActor, LedgerConfig};
-use holdfast::messages::{Record, WithReply};
+use holdfast::messages::{Publish, Record, WithReply};
 use holdfast::store::{self, Store};
 use holdfast::telemetry::metrics;
 use holdfast::telemetry::table::Metric;
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::watch;
 
+/// An actor that has not answered for so long is taken to be in a write.
+const HANGS: Duration = Duration::from_millis(500);
 /// A kubelet that has run for long.
 const KUBELET: Option<KubeletGeneration> = Some(KubeletGeneration { inode: 1, made_ns: 1 });
 
@@ -44,6 +47,15 @@ fn grant(alloc_id: &str, state: GrantState) -> Grant {
 
 /// A ledger with one running pod: its sandbox and its container. Its first pass is complete.
 async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerActor> {
+    with_store(dir, policy, arbiter).await.0
+}
+
+/// The same, with its store.
+async fn with_store(
+    dir: &Path,
+    policy: Policy,
+    arbiter: &Arbiter,
+) -> (Addr<LedgerActor>, Arc<Mutex<Store>>) {
     let root = dir.join("host/sys/fs/cgroup");
     fs::create_dir_all(&root).unwrap();
     fs::write(root.join("cgroup.controllers"), "cpu\n").unwrap();
@@ -57,9 +69,11 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
     let held = GrantState::Bound { pod, container: "main".into(), bound_at: Timestamp(1) };
     store.append(&[Entry::Grant(Arc::new(grant("first", held)))]).unwrap();
     let (grants, mut looked) = watch::channel(Arc::default());
+    let kept = Arc::new(watch::Sender::new(store.kept()));
+    let store = Arc::new(Mutex::new(store));
     let config = LedgerConfig {
-        kept: Arc::new(watch::Sender::new(store.kept())),
-        store: Arc::new(Mutex::new(store)),
+        kept,
+        store: Arc::clone(&store),
         recovered: Arc::default(),
         process_crash: false,
         plan: watch::channel(Arc::new(Plan { ledger: policy, ..Plan::default() })).1,
@@ -83,25 +97,54 @@ async fn ledger(dir: &Path, policy: Policy, arbiter: &Arbiter) -> Addr<LedgerAct
         grants.iter().any(|grant| grant.pod().is_some_and(|pod| pod.name.is_some()))
     };
     drop(soon("the look", looked.wait_for(is_named)).await.unwrap());
-    ledger
+    (ledger, store)
 }
 
-/// The kubelet has got an error for it, and may give the device to another pod.
+fn live(dir: &Path) -> Vec<String> {
+    let grants = store::peek(&dir.join("state")).unwrap().grants;
+    grants.into_iter().map(|grant| grant.alloc_id.to_string()).collect()
+}
+
+fn unanswered(id: &str) -> Record {
+    Record { grant: Arc::new(grant(id, GrantState::Granted)), exclusive: false }
+}
+
+/// The kubelet has got an error for this Allocate, and may give the device to another pod.
 #[test]
 fn an_allocate_that_failed_before_the_ledger_saw_it_is_not_recorded() {
     run(async {
         let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
         let ledger = ledger(dir.path(), Policy::default(), &arbiter).await;
-        let record =
-            |id: &str| Record { grant: Arc::new(grant(id, GrantState::Granted)), exclusive: false };
         let (reply, answer) = tokio::sync::oneshot::channel();
         drop(answer);
-        ledger.try_send(WithReply { message: record("late"), reply }).unwrap();
-        let next = crate::common::ledger::ask(&ledger, record("next"));
+        ledger.try_send(WithReply { message: unanswered("late"), reply }).unwrap();
+        let next = crate::common::ledger::ask(&ledger, unanswered("next"));
         soon("the next answer", next).await.unwrap().unwrap();
-        let live = store::peek(&dir.path().join("state")).unwrap().grants;
-        let ids: Vec<&str> = live.iter().map(|grant| grant.alloc_id.as_str()).collect();
-        assert_eq!(ids, ["first", "next"]);
+        assert_eq!(live(dir.path()), ["first", "next"]);
+        let past = store::peek_history(&dir.path().join("state")).unwrap().released;
+        assert!(past.is_empty(), "{past:?}");
+        arbiter.stop();
+    });
+}
+
+/// Its write hangs until the kubelet has got an error.
+#[test]
+#[expect(clippy::await_holding_lock, reason = "the actor waits for it on a thread of its own")]
+fn an_allocate_that_failed_while_it_was_written_holds_no_device() {
+    run(async {
+        let (arbiter, dir) = (Arbiter::new(), tempfile::tempdir().unwrap());
+        let (ledger, store) = with_store(dir.path(), Policy::default(), &arbiter).await;
+        let held = store.lock().unwrap();
+        let late = crate::common::ledger::ask(&ledger, unanswered("late"));
+        // An actor that answers is not in the write yet.
+        let answers = || tokio::time::timeout(HANGS, ledger.send(Publish));
+        while answers().await.is_ok() {
+            pause().await;
+        }
+        drop((late, held));
+        let next = crate::common::ledger::ask(&ledger, unanswered("next"));
+        soon("the next answer", next).await.unwrap().unwrap();
+        until("the release", || live(dir.path()), |live| *live == ["first", "next"]).await;
         arbiter.stop();
     });
 }

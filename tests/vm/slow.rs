@@ -123,8 +123,15 @@ fn refuses_what_is_not_written(machine: &Machine, node: &Node<'_>) {
     let after = node.wait("a pod gets a device again", |node| {
         Some(node.try_pod("after", RESOURCE)).filter(|pod| pod.rejected.is_none())
     });
-    // A grant that was written after its Allocate had failed is released.
     node.wait_for_holders(&after.devices[0], &["after"]);
-    let status = node.json("status");
-    assert!(status["not_recorded"].is_null() && status["ledger_hangs"] == false, "{status:#}");
+    // A grant that was written after its Allocate had failed is released.
+    node.wait("no device is held for a refused pod", |node| {
+        let grants = node.json("who")["grants"].take();
+        let is_bound = |grant: &Value| grant["state"] == "bound";
+        grants.as_array().unwrap().iter().all(is_bound).then_some(())
+    });
+    node.wait("a status without problems of the ledger", |node| {
+        let status = node.json("status");
+        (status["not_recorded"].is_null() && status["ledger_hangs"] == false).then_some(())
+    });
 }

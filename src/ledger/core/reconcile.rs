@@ -34,8 +34,8 @@
 //!
 //! `never_started` needs a checkpoint that was written after the grant and does not contain it. The
 //! kubelet writes the checkpoint right after Allocate, before it admits the pod, so no container
-//! can have started without an entry. It is certain at once if the Allocate failed before the grant
-//! was written, as on a disk that hangs.
+//! can have started without an entry. A grant whose Allocate failed before
+//! the write ended, as on a disk that hangs, needs no such proof: its reply was not delivered.
 
 use super::Ledger;
 use super::evidence::{ABSENCE_MIN, Evidence, Listing};

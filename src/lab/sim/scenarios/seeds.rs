@@ -1,6 +1,7 @@
 //! Which seeds a randomized test runs, and on which processors.
 
 use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,31 +37,29 @@ impl Seeds {
     /// Makes the runs on all processors, and returns their number and one sum for each processor.
     /// `add` makes the run of a seed, and adds its result to a sum.
     pub(super) fn run<S: Default + Send>(self, add: impl Fn(&mut S, u64) + Sync) -> (u64, Vec<S>) {
-        let (began, processors) =
-            (Instant::now(), thread::available_parallelism().map_or(1, NonZero::get));
-        let part = |offset: usize| {
-            let (mut sum, mut runs) = (S::default(), 0);
-            for seed in (self.first + offset as u64..self.end).step_by(processors) {
-                if self.until.is_some_and(|until| Instant::now() >= until) {
-                    break;
-                }
+        let (began, next) = (Instant::now(), AtomicU64::new(self.first));
+        let is_late = || self.until.is_some_and(|until| Instant::now() >= until);
+        let part = || {
+            let mut sum = S::default();
+            while !is_late()
+                && let Ok(seed) =
+                    next.fetch_update(Relaxed, Relaxed, |seed| (seed < self.end).then(|| seed + 1))
+            {
                 add(&mut sum, seed);
-                runs += 1;
             }
-            (runs, sum)
+            sum
         };
-        let parts: Vec<(u64, S)> = thread::scope(|scope| {
-            let part = &part;
-            let parts: Vec<_> =
-                (0..processors).map(|offset| scope.spawn(move || part(offset))).collect();
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let sums = thread::scope(|scope| {
+            let parts: Vec<_> = (0..processors).map(|_| scope.spawn(part)).collect();
             parts.into_iter().map(|part| part.join().unwrap()).collect()
         });
-        let runs = parts.iter().map(|(runs, _)| runs).sum();
+        let (first, next) = (self.first, next.into_inner());
+        let runs = next - first;
         let each_second = runs as f64 / began.elapsed().as_secs_f64() / processors as f64;
         println!(
-            "{runs} runs from seed {} on, {each_second:.0} a second and processor",
-            self.first
+            "{runs} runs of the seeds from {first} to {next}, {each_second:.0} a second and processor"
         );
-        (runs, parts.into_iter().map(|(_, sum)| sum).collect())
+        (runs, sums)
     }
 }
