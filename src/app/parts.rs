@@ -46,6 +46,7 @@ impl Wiring {
             kubelet: views.kubelet.clone(),
             claims: publishers.claim_evidence.subscribe(),
             gate: Arc::clone(&self.gate),
+            resend: Arc::clone(&self.resend),
         }
     }
 
@@ -118,6 +119,7 @@ impl Wiring {
             affinity: Affinity::default(),
             refusals: views.refusals.clone(),
             gate: Arc::clone(&self.gate),
+            resend: self.resend.subscribe(),
             leaving: self.leaving.subscribe(),
         }
     }

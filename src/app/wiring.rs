@@ -49,6 +49,8 @@ pub(super) struct Wiring {
     pub(super) reloader: Reloader,
     /// Separates Allocates from pod listings.
     pub(super) gate: Arc<RwLock<()>>,
+    /// Makes the streams send their lists again.
+    pub(super) resend: Arc<watch::Sender<()>>,
     /// Separates Registers from the offer of a handover.
     pub(super) registering: Arc<RwLock<()>>,
     pub(super) leaving: watch::Sender<bool>,
@@ -193,6 +195,7 @@ impl Wiring {
             spec_files,
             pod_resources: PodResources::new(settings.pod_resources()),
             gate: Arc::default(),
+            resend: Arc::default(),
             registering: Arc::default(),
             leaving: watch::Sender::new(false),
             ending: watch::Sender::new(false),

@@ -53,6 +53,8 @@ pub struct LedgerConfig {
     pub claims: watch::Receiver<Arc<ClaimEvidence>>,
     /// Separates pod listings from Allocates.
     pub gate: Arc<RwLock<()>>,
+    /// Makes the streams send their lists again, so that the kubelet writes its checkpoint.
+    pub resend: Arc<watch::Sender<()>>,
 }
 
 impl LedgerConfig {

@@ -20,6 +20,9 @@ use tokio::sync::{RwLock, watch};
 
 /// A kubelet younger than this may not know all its pods yet.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
+/// A kubelet that is found so soon after the first pass was there before us: the host watch starts
+/// after the ledger.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
 
 /// The longest time that an Allocate may wait for the kubelet's report on the pods that hold its
 /// devices.
@@ -43,27 +46,32 @@ pub(super) struct Wants {
 /// The age of the running kubelet.
 #[derive(Debug, Default)]
 pub(crate) struct KubeletAge {
-    seen: Option<(Option<KubeletGeneration>, Duration)>,
-    changed: bool,
+    /// The time of the first look.
+    first: Option<Duration>,
+    /// The kubelet, and when it started by the clock since the boot.
+    seen: Option<(KubeletGeneration, Duration)>,
 }
 
 impl KubeletAge {
-    /// Whether this kubelet is older than a minute. If it came while we watched, our own clock
-    /// counts. Otherwise the time of its socket counts, which a jump of the wall clock could age.
+    /// Whether this kubelet is older than a minute. One that was there before us is as old as its
+    /// socket, by the wall clock at that moment. From then on our own clock counts, which does not
+    /// jump.
     pub(crate) fn is_settled(&mut self, kubelet: Option<KubeletGeneration>, now: Moment) -> bool {
+        let first = *self.first.get_or_insert(now.boot);
+        let Some(kubelet) = kubelet else { return false };
         let since = match self.seen {
             Some((seen, since)) if seen == kubelet => since,
             before => {
-                self.changed = before.is_some();
-                self.seen = Some((kubelet, now.boot));
-                now.boot
+                let was_there = before.is_none() && now.boot.saturating_sub(first) < FOUND_WITHIN;
+                let made = Duration::from_nanos(u64::try_from(kubelet.made_ns).unwrap_or_default());
+                let by_socket = Duration::from_millis(now.wall.0).saturating_sub(made);
+                let age = if was_there { by_socket } else { Duration::ZERO };
+                let since = now.boot.saturating_sub(age);
+                self.seen = Some((kubelet, since));
+                since
             }
         };
-        let Some(kubelet) = kubelet else { return false };
-        let watched = now.boot.saturating_sub(since);
-        let made = Duration::from_nanos(u64::try_from(kubelet.made_ns).unwrap_or_default());
-        let by_socket = Duration::from_millis(now.wall.0).saturating_sub(made);
-        watched >= SETTLED_AFTER || (!self.changed && by_socket >= SETTLED_AFTER)
+        now.boot.saturating_sub(since) >= SETTLED_AFTER
     }
 }
 
@@ -289,8 +297,19 @@ mod tests {
         assert!(age.is_settled(kubelet(1_000), at(160, 4_600)));
 
         let mut age = KubeletAge::default();
+        assert!(!age.is_settled(None, at(99, 1_059)), "the host watch has not started");
         assert!(age.is_settled(kubelet(1_000), at(100, 1_060)), "it was there before us");
         assert!(!age.is_settled(kubelet(2_000), at(101, 3_000)), "a new one has to be watched");
+
+        let mut age = KubeletAge::default();
+        assert!(!age.is_settled(None, at(100, 1_000)));
+        assert!(!age.is_settled(kubelet(1_000), at(102, 4_600)), "it may be new");
+        assert!(age.is_settled(kubelet(1_000), at(162, 4_660)));
+
+        let mut age = KubeletAge::default();
+        assert!(!age.is_settled(kubelet(1_000), at(100, 1_030)));
+        assert!(!age.is_settled(kubelet(1_000), at(129, 4_600)), "the wall clock has jumped");
+        assert!(age.is_settled(kubelet(1_000), at(130, 4_601)));
     }
 
     /// `/kubepods` stays, empty, when the kubelet changes to systemd's slices.

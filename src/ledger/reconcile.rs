@@ -1,9 +1,9 @@
 //! Reconciliation: passes over the kubelet's files that move grants to their next state.
 
 use super::actor::LedgerActor;
-use super::core::{LOOK_HELD, is_calm, next_look, owing, reconcile};
+use super::core::{Agenda, LOOK_HELD, is_calm, next_look, owing, reconcile};
 use super::report;
-use crate::domain::Observation;
+use crate::domain::{Observation, PodReport};
 use crate::host;
 use crate::messages::{FindPending, Reconcile};
 use actix::{AsyncContext, Context, Handler, Message, MessageResult};
@@ -115,6 +115,11 @@ impl Handler<Observed> for LedgerActor {
             // No caller waits for this answer. A failed write is logged, and the next pass decides
             // the same again.
             drop(self.submit(entries, context));
+        }
+        let agenda = Agenda::of(&self.ledger, &self.reconciler.watchlist, host::now());
+        if matches!(observation.pods, PodReport::All(_)) && agenda.is_outdated(&observation) {
+            // The kubelet writes its checkpoint for every list.
+            self.config.resend.send_replace(());
         }
         self.reconciler.timer.end(Instant::now());
         self.schedule(context);

@@ -55,6 +55,8 @@ impl api::Plugin for Plugin {
         let lists = Lists {
             lists: self.shared.lists.clone(),
             sent: None,
+            resend: self.shared.resend.clone(),
+            again: false,
             guard: StreamGuard::new(self.clone())?,
         };
         Ok(futures_util::stream::unfold(lists, Lists::next).boxed())
@@ -280,6 +282,9 @@ fn last(sent: &Offering) -> Option<Offering> {
 struct Lists {
     lists: watch::Receiver<Arc<Inventory>>,
     sent: Option<(Instant, Arc<Offering>)>,
+    resend: watch::Receiver<()>,
+    /// Whether the list is sent again although it is the same.
+    again: bool,
     guard: StreamGuard,
 }
 
@@ -298,9 +303,11 @@ impl Lists {
             }
             // Only changes that the kubelet sees are sent: not what a container gets.
             let is_news = |offering: &&Arc<Offering>| {
-                self.sent.as_ref().is_none_or(|(_, sent)| {
-                    sent.devices != offering.devices || sent.spec.topology != offering.spec.topology
-                })
+                self.again
+                    || self.sent.as_ref().is_none_or(|(_, sent)| {
+                        sent.devices != offering.devices
+                            || sent.spec.topology != offering.spec.topology
+                    })
             };
             if let Some(offering) = current.filter(is_news) {
                 if let Some((at, _)) = &self.sent {
@@ -315,11 +322,14 @@ impl Lists {
                 }
                 let offering = Arc::clone(offering);
                 self.sent = Some((Instant::now(), Arc::clone(&offering)));
+                self.again = false;
                 return Some((offering, self));
             }
-            if self.lists.changed().await.is_err() {
+            tokio::select! {
+                Ok(()) = self.lists.changed() => {}
+                Ok(()) = self.resend.changed() => self.again = true,
                 // The daemon is ending, and its connections end with it.
-                std::future::pending::<()>().await;
+                else => std::future::pending::<()>().await,
             }
         }
     }

@@ -45,6 +45,8 @@ pub struct Shared {
     /// writing during a List call, which would make the kubelet forget the devices that it has just
     /// reserved.
     pub gate: Arc<RwLock<()>>,
+    /// Sends the lists again although they are the same.
+    pub resend: watch::Receiver<()>,
     /// Whether this instance ends or hands over. The end of its connections is no loss then.
     pub leaving: watch::Receiver<bool>,
 }

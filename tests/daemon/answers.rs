@@ -351,6 +351,39 @@ const SCHEMA_1: [&str; 10] = [
 /// Both copies are lost, including the releases: the kubelet's records come back with alloc-id and
 /// pod, and the ones of deleted pods are released again.
 #[test]
+fn a_removed_pod_that_only_the_kubelets_checkpoint_has_is_released_without_another_allocate() {
+    run(async {
+        let node = Node::with(&[("gpu", 4)]);
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 4).await;
+        let uid = admit(&kubelet, PodSpec::new("ops", "probe").app("main", &gpu(), 1)).await;
+        daemon.logged_often(" pod=\"", 1).await;
+        // As after a drain, before Holdfast replaces another plugin: its ledger is empty.
+        daemon.kill();
+        std::fs::remove_dir_all(node.state()).unwrap();
+        assert!(kubelet.delete_pod(&uid).unwrap());
+        // The kubelet removes this directory some time after the pod.
+        std::fs::create_dir_all(node.path(&format!("host/var/log/pods/ops_probe_{uid}"))).unwrap();
+        let daemon = node.start_daemon();
+        daemon.logged("the ledger lacked grants that the kubelet's checkpoint has").await;
+        until("the release", || node.grants(), Vec::is_empty).await;
+        assert_eq!(node.json(&["history"])["grants"][0]["released_by"], "pod_gone");
+        // A list that has not changed makes the kubelet write its checkpoint.
+        let clients: Vec<u64> = kubelet.view(|view| {
+            let events = view.events().iter();
+            let client = |kind: &EventKind| match kind {
+                EventKind::Listed { client, .. } => Some(*client),
+                _ => None,
+            };
+            events.filter_map(|event| client(&event.kind)).collect()
+        });
+        let distinct = BTreeSet::from_iter(&clients).len();
+        assert!(distinct < clients.len(), "one list for each stream: {clients:?}");
+    });
+}
+
+#[test]
 fn a_ledger_that_lost_both_copies_is_rebuilt_from_the_kubelets_checkpoint() {
     run(async {
         let node = Node::with(&[("gpu", 4)]);

@@ -277,6 +277,7 @@ fn removed_devices_are_forgotten_unless_they_are_held_or_unreadable() {
             kubelet: watch::channel(None).1,
             claims: watch::channel(Arc::default()).1,
             gate: Arc::default(),
+            resend: Arc::default(),
         };
         let ledger =
             LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));

@@ -52,6 +52,7 @@ impl Ledger {
             kubelet: watch::channel(KUBELET).1,
             claims: watch::channel(Arc::new(ClaimEvidence::default())).1,
             gate: Arc::default(),
+            resend: Arc::default(),
         };
         let arbiter = Arbiter::new();
         let actor =

@@ -247,6 +247,7 @@ fn no_grant_is_answered_before_the_journal_has_it() {
             kubelet: watch::channel(None).1,
             claims: watch::channel(Arc::default()).1,
             gate: Arc::default(),
+            resend: Arc::default(),
         };
         let arbiter = Arbiter::new();
         let ledger =

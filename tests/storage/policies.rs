@@ -89,6 +89,7 @@ async fn with_store(
         kubelet: watch::channel(KUBELET).1,
         claims: watch::channel(Arc::default()).1,
         gate: Arc::default(),
+        resend: Arc::default(),
     };
     let ledger =
         LedgerActor::start_in_arbiter(&arbiter.handle(), move |_| LedgerActor::new(config, ()));

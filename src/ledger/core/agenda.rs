@@ -53,6 +53,8 @@ pub struct Agenda {
     early: BTreeSet<String>,
     /// Pods without a running process for [`LIST_AFTER`].
     ended: BTreeSet<String>,
+    /// Pods that two reports of the kubelet lacked, and whose grants are live still.
+    absent: BTreeSet<String>,
 }
 
 /// What the kubelet's pod-resources API is asked.
@@ -118,6 +120,7 @@ impl Agenda {
             (&mut self.suspect, matches!(grant.state, GrantState::Suspect { .. })),
             (&mut self.early, absences > 0 && absent_for < ABSENCE_MIN),
             (&mut self.ended, watchlist.ended_for(id, now) >= LIST_AFTER),
+            (&mut self.absent, absences >= 2 && absent_for >= ABSENCE_MIN),
         ];
         for (pods, is_one) in noted {
             pods.extend(is_one.then(|| uid.clone()));
@@ -130,7 +133,9 @@ impl Agenda {
     #[must_use]
     pub fn query(&self, seen: &Observation) -> Option<PodQuery> {
         let PodReport::Nothing = &seen.pods else {
-            return self.needs_listing_after(seen).then_some(PodQuery::All);
+            let is_named = matches!(seen.pods, PodReport::Named(_));
+            let needs_all = self.needs_listing_after(seen) || self.is_outdated(seen);
+            return (is_named && needs_all).then_some(PodQuery::All);
         };
         let decides = self.has_unbound || self.claims_need_listing(seen);
         if (decides && seen.kubelet_settled) || self.names_need_listing(seen) {
@@ -161,6 +166,19 @@ impl Agenda {
             seen.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.of_pod(uid).is_empty())
         };
         self.ended.iter().any(|uid| is_found(uid) && is_removed(uid) && !is_freed(uid))
+    }
+
+    /// Whether only the kubelet's checkpoint keeps a grant of a pod that was removed: without
+    /// another proof the pod may start again after a boot ([`super::reconcile()`]). A listing frees
+    /// its devices in the kubelet's memory, unless it has not heard from the API server. The
+    /// checkpoint follows with the next list of a device plugin, or the next Allocate.
+    #[must_use]
+    pub fn is_outdated(&self, seen: &Observation) -> bool {
+        let is_removed = |uid: &String| seen.cgroups.get(uid) == Some(&CgroupState::Absent);
+        let is_kept = |uid: &String| {
+            seen.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty())
+        };
+        seen.kubelet_settled && self.absent.iter().any(|uid| is_removed(uid) && is_kept(uid))
     }
 
     /// The pods that may have been removed or forgotten.

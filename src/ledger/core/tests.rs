@@ -203,13 +203,22 @@ fn a_pod_without_a_name_is_looked_at_again_soon_for_a_while() {
 fn a_name_comes_from_the_listing_when_only_one_container_can_be_meant() {
     let mut world = World::new();
     world.seen.names.clear();
+    // Its init container had the same device.
+    world.ledger.evolve(&Entry::Grant(Arc::new(bound_to("u1", 2))));
     world.look(0);
     assert_eq!(world.ledger.grant(&alloc(1)).unwrap().pod().unwrap().name.as_deref(), Some("web"));
 }
 
+/// Another grant of `gpu0`, with a container of this pod.
+fn bound_to(uid: &str, n: u64) -> Grant {
+    let pod = PodRef { uid: uid.into(), namespace: None, name: None };
+    let state = GrantState::Bound { pod, container: "warm".into(), bound_at: Timestamp(WALL) };
+    Grant { state, ..grant(n, "gpu0", BOOT) }
+}
+
 #[test]
 fn an_ambiguous_listing_names_nothing() {
-    for change in ["two pods", "another grant of the id", "the name is another's"] {
+    for change in ["two pods", "another grant", "another pod's grant", "the name is another's"] {
         let mut world = World::new();
         world.seen.names.clear();
         match change {
@@ -217,8 +226,11 @@ fn an_ambiguous_listing_names_nothing() {
                 world.seen.pods =
                     PodReport::All(vec![listed("web", &["gpu0"]), listed("web-2", &["gpu0"])]);
             }
-            "another grant of the id" => {
+            "another grant" => {
                 world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
+            }
+            "another pod's grant" => {
+                world.ledger.evolve(&Entry::Grant(Arc::new(bound_to("u2", 2))));
             }
             _ => drop(world.seen.names.insert("u9".into(), name("web"))),
         }
@@ -699,6 +711,49 @@ fn a_container_without_processes_needs_no_listing_while_its_pod_has_a_cgroup() {
         assert_eq!(query(&world, seconds), None);
         assert_eq!((world.look(seconds), world.state(1)), (vec![], "bound"));
     }
+}
+
+/// Its grant was restored from the checkpoint, or is of the boot before, so the kubelet may start
+/// the pod until its checkpoint lacks it.
+#[test]
+fn a_removed_pod_that_only_the_checkpoint_has_is_listed_so_that_the_kubelet_frees_its_devices() {
+    let mut world = World::gone();
+    let of_another_boot = bound_to("u1", 1);
+    world.ledger.evolve(&Entry::Moved {
+        alloc_id: alloc(1),
+        state: GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: Timestamp(WALL),
+            other_pods: Vec::new(),
+            released_by: String::new(),
+        },
+    });
+    let restored = Grant { boot_id: String::new(), alloc_id: alloc(2), ..of_another_boot };
+    world.ledger.evolve(&Entry::Grant(Arc::new(restored)));
+    world.watchlist = Watchlist::default();
+    let outdated = |world: &World, seconds| {
+        Agenda::of(&world.ledger, &world.watchlist, at(seconds)).is_outdated(&world.seen)
+    };
+    let not_found = PodReport::Named(BTreeMap::from([(name("web"), None)]));
+    for seconds in [1, 6] {
+        assert_eq!((query(&world, seconds), outdated(&world, seconds)), (None, false));
+        world.seen.pods = not_found.clone();
+        world.look(seconds);
+        assert_eq!(world.state(2), "suspect");
+    }
+    assert_eq!((query(&world, 6), outdated(&world, 6)), (Some(PodQuery::All), true));
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    assert_eq!(query(&world, 6), None, "it has a cgroup still");
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
+    world.seen.pods = PodReport::All(vec![]);
+    assert_eq!((query(&world, 6), outdated(&world, 6)), (None, true));
+    world.look(6);
+    assert_eq!(world.state(2), "suspect");
+    world.write(vec![]);
+    assert!(!outdated(&world, 7));
+    assert_eq!(released_by(&world.look(7)), Some(POD_GONE));
 }
 
 #[test]

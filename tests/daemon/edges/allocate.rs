@@ -136,6 +136,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
             kubelet: watch::channel(Some(KubeletGeneration { inode: 1, made_ns: 1 })).1,
             claims: watch::channel(Arc::default()).1,
             gate: Arc::clone(&gate),
+            resend: Arc::default(),
         };
         let arbiter = Arbiter::new();
         let ledger =

@@ -57,6 +57,7 @@ impl Alone {
             affinity: Affinity::default(),
             refusals: Refusals::default(),
             gate: Arc::default(),
+            resend: watch::channel(()).1,
             leaving: watch::channel(false).1,
         };
         change(&mut shared);
