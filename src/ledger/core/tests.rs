@@ -411,6 +411,17 @@ fn the_next_pod_of_the_same_name_does_not_keep_the_old_grant() {
     world.look(15);
     assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
 
+    // While the kubelet has the devices of both, they are not distinguished.
+    let mut world = World::gone();
+    world.seen.pods = PodReport::All(vec![listed("web", &["gpu1"])]);
+    world.seen.names.insert("u2".into(), name("web"));
+    world.write(vec![
+        entry("u1", "main", "gpu0", Some(alloc(1))),
+        entry("u2", "main", "gpu1", Some(alloc(2))),
+    ]);
+    world.look(10);
+    assert_eq!(world.state(1), "bound");
+
     // It has none, so nothing rewrote the checkpoint: the cgroups distinguish the two.
     let mut world = World::gone();
     world.seen.pods = PodReport::All(vec![listed("web", &[])]);
@@ -888,6 +899,14 @@ fn an_unbound_grant_that_a_listed_container_may_have_is_kept() {
     world.seen.pods = PodReport::All(vec![]);
     world.look(0);
     assert_eq!(world.look(100), [], "an entry without an alloc-id has gpu0");
+
+    let mut world = World::new();
+    world.ledger.evolve(&Entry::Grant(Arc::new(grant(2, "gpu0", BOOT))));
+    world.write(vec![entry("u1", "main", "gpu0", Some(alloc(2)))]);
+    world.look(0);
+    world.seen.pods = PodReport::All(vec![listed("web-2", &["gpu0"])]);
+    world.look(60);
+    assert_eq!(world.state(1), "granted", "the other grant is of `web`");
 }
 
 #[test]
@@ -899,6 +918,14 @@ fn an_unbound_grant_is_released_when_another_grant_explains_the_listed_container
     assert_eq!(world.state(2), "bound");
     assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
     assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
+
+    // An entry with an alloc-id is of that answer, also if the ledger does not have it.
+    let mut world = World::new();
+    world.write(vec![entry("u9", "main", "gpu0", Some(alloc(9)))]);
+    world.seen.pods = PodReport::All(vec![]);
+    world.seen.cgroups.clear();
+    world.look(0);
+    assert_eq!(released_by(&world.look(60)), Some(NEVER_STARTED));
 }
 
 #[test]
