@@ -248,6 +248,18 @@ mod tests {
     }
 
     #[test]
+    fn two_lists_five_seconds_apart_are_enough_while_the_cgroup_is_waited_for() {
+        let mut world = World::bound();
+        world.look(0);
+        world = world.with(CgroupState::Empty, false);
+        world.look(1);
+        let waits_for = |world: &World, seconds| world.pending(seconds).unwrap().waits_for;
+        assert_eq!(waits_for(&world, 20), [MissingProof::Lists, MissingProof::Cgroup], "one list");
+        world.look(6);
+        assert_eq!(waits_for(&world, 6), [MissingProof::Cgroup]);
+    }
+
+    #[test]
     fn a_removed_pod_is_seen_before_any_pass_and_each_proof_is_named_until_the_release() {
         let mut world = World::bound();
         world.look(0);
