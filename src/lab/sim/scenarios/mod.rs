@@ -13,10 +13,10 @@
 //! their own on real sockets. [`Safeguard`](crate::domain::Safeguard) turns one decision off at a
 //! time, to check that an oracle notices.
 //!
-//! `HOLDFAST_SEEDS=10000 cargo test --lib scenarios -- --nocapture` runs that many nodes, faster
-//! with `CARGO_PROFILE_DEV_OPT_LEVEL=2`, and prints the coverage. With `HOLDFAST_MINUTES=60` it runs as many as begin within an hour, and
-//! `HOLDFAST_FIRST_SEED` continues where an earlier one ended. A failure prints its seed, and
-//! `HOLDFAST_SEED=<seed>` repeats it with all its events.
+//! `HOLDFAST_SEEDS=10000 cargo test --lib scenarios -- --nocapture` runs that many nodes and prints
+//! the coverage, faster with `CARGO_PROFILE_DEV_OPT_LEVEL=2`. With `HOLDFAST_MINUTES=60` it runs as
+//! many as begin within an hour, and `HOLDFAST_FIRST_SEED` continues where an earlier one ended. A
+//! failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with all its events.
 
 mod auditing;
 mod claims;
