@@ -53,8 +53,9 @@ pub struct Agenda {
     early: BTreeSet<String>,
     /// Pods without a running process for [`LIST_AFTER`].
     ended: BTreeSet<String>,
-    /// Pods that two reports of the kubelet lacked, and whose grants are live still.
-    absent: BTreeSet<String>,
+    /// Pods that two reports of the kubelet lacked, and that were not seen to run in this boot; with
+    /// the boot of their grants.
+    absent: BTreeMap<String, String>,
 }
 
 /// What the kubelet's pod-resources API is asked.
@@ -120,10 +121,12 @@ impl Agenda {
             (&mut self.suspect, matches!(grant.state, GrantState::Suspect { .. })),
             (&mut self.early, absences > 0 && absent_for < ABSENCE_MIN),
             (&mut self.ended, watchlist.ended_for(id, now) >= LIST_AFTER),
-            (&mut self.absent, absences >= 2 && absent_for >= ABSENCE_MIN),
         ];
         for (pods, is_one) in noted {
             pods.extend(is_one.then(|| uid.clone()));
+        }
+        if absences >= 2 && absent_for >= ABSENCE_MIN && !watchlist.was_alive(uid) {
+            self.absent.insert(uid.clone(), grant.boot_id.clone());
         }
     }
 
@@ -178,7 +181,8 @@ impl Agenda {
         let is_kept = |uid: &String| {
             seen.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty())
         };
-        seen.kubelet_settled && self.absent.iter().any(|uid| is_removed(uid) && is_kept(uid))
+        let mut absent = self.absent.iter().filter(|(_, boot)| **boot != seen.boot_id);
+        seen.kubelet_settled && absent.any(|(uid, _)| is_removed(uid) && is_kept(uid))
     }
 
     /// The pods that may have been removed or forgotten.

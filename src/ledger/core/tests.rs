@@ -767,6 +767,21 @@ fn a_removed_pod_that_only_the_checkpoint_has_is_listed_so_that_the_kubelet_free
     assert_eq!(released_by(&world.look(7)), Some(POD_GONE));
 }
 
+/// A pod that is deleted by force ends later. Once it has, nothing else keeps its grant.
+#[test]
+fn a_pod_that_has_run_in_this_boot_is_not_listed_when_it_ends_after_its_removal() {
+    let mut world = World::gone();
+    world.seen.cgroups.insert("u1".into(), CgroupState::Empty);
+    world.seen.pods = PodReport::Named(BTreeMap::from([(name("web"), None)]));
+    for seconds in [1, 6, 11] {
+        world.look(seconds);
+        assert_eq!(world.state(1), "suspect");
+    }
+    world.seen.cgroups.insert("u1".into(), CgroupState::Absent);
+    assert_eq!(query(&world, 12), None);
+    assert_eq!(released_by(&world.look(12)), Some(POD_GONE));
+}
+
 #[test]
 fn a_running_pod_is_asked_for_only_if_the_kubelet_has_forgotten_its_grant() {
     let mut world = World::bound();
