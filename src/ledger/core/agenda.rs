@@ -53,8 +53,8 @@ pub struct Agenda {
     early: BTreeSet<String>,
     /// Pods without a running process for [`LIST_AFTER`].
     ended: BTreeSet<String>,
-    /// Pods that two reports of the kubelet lacked, and that were not seen to run in this boot; with
-    /// the boot of their grants.
+    /// Pods that two reports of the kubelet lacked, and that were not seen to run in this boot.
+    /// With the boot of their grants.
     absent: BTreeMap<String, String>,
 }
 
