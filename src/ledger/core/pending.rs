@@ -355,5 +355,15 @@ mod tests {
         assert_eq!(pending.waits_for, [MissingProof::Processes]);
         let unreadable = unprepared.with(CgroupState::Unknown, true).pending(8).unwrap();
         assert_eq!(unreadable.waits_for, [MissingProof::CgroupUnreadable]);
+        for (boot, cgroup, seen) in [
+            (BOOT, CgroupState::Empty, PodSight::Ended),
+            (BOOT, CgroupState::Absent, PodSight::Gone),
+            ("boot-2", CgroupState::Empty, PodSight::NotStarted),
+        ] {
+            let mut world = claim(None).with(cgroup, true);
+            world.boot_id = boot;
+            assert_eq!(world.pending(60), None, "its pod starts");
+            assert_eq!(world.pending(61).unwrap().pod, seen);
+        }
     }
 }
