@@ -286,6 +286,7 @@ impl Audit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::{AllocId, Timestamp};
     use proptest::prelude::*;
 
     const LIST: Disagreement = Disagreement::List { missing: 1, unknown: 0 };
@@ -319,6 +320,33 @@ mod tests {
     fn found(audit: &mut Audit, ours: &[&str], seen: Seen, at: Duration) -> Option<Disagreement> {
         audit.begin(at);
         audit.compare(&healthy(ours), seen, |_| true, at).remove(&gpu())
+    }
+
+    #[test]
+    fn an_answer_without_an_alloc_id_is_another_plugins() {
+        let entry = |uid: &str, alloc_id| CheckpointEntry {
+            pod_uid: uid.into(),
+            container: "main".into(),
+            resource: gpu(),
+            device_ids: BTreeSet::from([DeviceId::new("GPU-0")]),
+            alloc_id,
+        };
+        let entries = vec![entry("u1", Some(AllocId::new("a-1"))), entry("u2", None)];
+        let found = Foreign::of(&Checkpoint::new(entries, Timestamp(1)));
+        assert_eq!(Some(found), answered(&["u2"]).foreign);
+        let answer = answered(&["u2"]).foreign.unwrap().pop_first().unwrap();
+        assert_eq!([LIST.kind(), Disagreement::Answer(answer).kind()], ["list", "answer"]);
+    }
+
+    #[test]
+    fn a_write_of_the_checkpoint_is_read_soon_and_not_more_often_than_that() {
+        let mut audit = Audit::new(ms(0));
+        audit.begin(ms(10_000));
+        audit.checkpoint_written(ms(10_100));
+        assert_eq!(audit.next_deadline(), ms(10_250));
+        audit.begin(ms(10_250));
+        audit.checkpoint_written(ms(20_000));
+        assert_eq!(audit.next_deadline(), ms(20_000));
     }
 
     #[test]
