@@ -338,6 +338,20 @@ mod tests {
         assert_eq!([LIST.kind(), Disagreement::Answer(answer).kind()], ["list", "answer"]);
     }
 
+    /// Each Register leaves a stream open in the kubelet.
+    #[test]
+    fn a_list_that_changes_and_always_differs_counts_a_few_times() {
+        let mut audit = Audit::new(ms(0));
+        let mut counted = 0;
+        for n in 1..100 {
+            let ours = if n % 2 == 0 { ["a"] } else { ["b"] };
+            for at in [ms(n * 1000), ms(n * 1000 + 300)] {
+                counted += u32::from(found(&mut audit, &ours, lists(&["x"]), at).is_some());
+            }
+        }
+        assert_eq!(counted, TIMES_MAX);
+    }
+
     #[test]
     fn a_write_of_the_checkpoint_is_read_soon_and_not_more_often_than_that() {
         let mut audit = Audit::new(ms(0));
