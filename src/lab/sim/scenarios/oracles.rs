@@ -63,6 +63,8 @@ pub(super) struct Oracles {
     lacks_allocatable: bool,
     /// The client that sent the last list.
     last_list: BTreeMap<ResourceName, u64>,
+    /// The clients of the present kubelet whose streams have ended.
+    ended_streams: BTreeSet<(ResourceName, u64)>,
     /// The number of events that were checked.
     seen: u64,
     /// The time when the newest kubelet created its socket.
@@ -99,6 +101,7 @@ impl Oracles {
             closes_previous_connection: profile.is_alpha(),
             lacks_allocatable: !profile.has_allocatable(),
             last_list: BTreeMap::new(),
+            ended_streams: BTreeSet::new(),
             seen: 0,
             kubelet_since: Duration::ZERO,
             bound: BTreeMap::new(),
@@ -177,6 +180,10 @@ impl Oracles {
             EventKind::Started { .. } => {
                 self.kubelet_since = at;
                 self.remembered.clear();
+                self.ended_streams.clear();
+            }
+            EventKind::StreamEnded { resource, client } => {
+                self.ended_streams.insert((resource.clone(), *client));
             }
             EventKind::Listed { resource, client, .. } => {
                 self.last_list.insert(resource.clone(), *client);
@@ -222,7 +229,7 @@ impl Oracles {
             EventKind::Rejected { pod_uid, message, .. }
                 if self.is_idle
                     && !self.is_taken_by_rival(view)
-                    && !self.has_late_list(view, &gpu())
+                    && !self.has_any_late_list(view)
                     && message.contains("Allocate failed")
                     && !message.contains("requested number of devices unavailable") =>
             {
@@ -230,9 +237,16 @@ impl Oracles {
                 let holds_unhealthy = disk.ledger(|ledger| {
                     ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid))
                 });
-                if !(holds_unhealthy
-                    && message.contains("previously allocated devices are no longer healthy"))
-                {
+                // Devices that have come and gone too often are unhealthy for a while.
+                let inventory = daemon.inner.inventory.borrow().clone();
+                let has_none = inventory.resources.iter().any(|(resource, offering)| {
+                    message.contains(resource.as_str())
+                        && !offering.devices.values().any(|offered| offered.health.is_healthy())
+                });
+                let is_right = holds_unhealthy
+                    && message.contains("previously allocated devices are no longer healthy")
+                    || has_none && message.contains("no healthy devices present");
+                if !is_right {
                     self.violated("O6", at, format!("pod {pod_uid}: {message}"));
                 }
             }

@@ -18,6 +18,7 @@ use super::durable::Disk;
 use super::hardware::{Hardware, gpu, nic};
 use super::oracles::{Oracles, Violation};
 use super::parameters::Parameters;
+use crate::domain::Grant;
 use crate::lab::sim::kubelet::{Hook, Interleaving, PodPhase, PodSpec, Start};
 use crate::lab::sim::memory::{Node, Simulation};
 use crate::lab::sim::random::Random;
@@ -149,6 +150,22 @@ impl Run {
         if let Some(uid) = running.get(self.random.below(running.len().max(1))) {
             self.node.force_delete_pod(uid);
         }
+    }
+
+    fn pods_with_unhealthy_devices(&self) -> BTreeSet<String> {
+        let inventory = self.daemon.inner.inventory.borrow().clone();
+        let is_unhealthy = |grant: &Grant| {
+            let offering = inventory.resources.get(&grant.resource);
+            let devices = &grant.devices;
+            let offered = |id| offering.and_then(|offering| offering.devices.get(id));
+            devices.iter().any(|device| {
+                offered(&device.id).is_none_or(|offered| !offered.health.is_healthy())
+            })
+        };
+        self.disk.ledger(|ledger| {
+            let ailing = ledger.grants().filter(|grant| is_unhealthy(grant));
+            ailing.filter_map(|grant| Some(grant.pod()?.uid.clone())).collect()
+        })
     }
 
     fn running(&self) -> BTreeSet<String> {

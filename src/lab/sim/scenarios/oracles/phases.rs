@@ -84,14 +84,21 @@ impl Oracles {
     }
 
     /// Whether the newest list was stuck in a connection that the kubelet has closed for a newer
-    /// one, as 1.9 does. The daemon does not count that close as a loss, so nothing triggers
-    /// another list; the next list corrects it.
+    /// one, as 1.9 does, or in that of a dead daemon, where the kubelet does not report its list.
+    /// The daemon does not see the end of these streams, so nothing triggers another list; the next
+    /// list corrects it.
     pub(super) fn has_late_list(&self, view: &View<'_>, resource: &ResourceName) -> bool {
         let endpoint = view.endpoint_state(resource);
         let sound = !endpoint.is_stopped && endpoint.is_streaming;
-        self.closes_previous_connection
-            && sound
-            && self.last_list.get(resource).copied() != endpoint.serving
+        let last = self.last_list.get(resource).copied();
+        let has_ended = |client| self.ended_streams.contains(&(resource.clone(), client));
+        let is_unseen = self.closes_previous_connection
+            || self.lacks_allocatable && last.is_some_and(has_ended);
+        is_unseen && sound && last != endpoint.serving
+    }
+
+    pub(super) fn has_any_late_list(&self, view: &View<'_>) -> bool {
+        self.hardware.resources().any(|resource| self.has_late_list(view, resource))
     }
 
     fn resources(&self) -> Vec<ResourceName> {

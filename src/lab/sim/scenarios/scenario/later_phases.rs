@@ -82,7 +82,10 @@ impl Run {
         self.served_after(SIGNALLED);
         let at = self.now() + SECOND;
         self.run_to(at);
-        let running = self.running();
+        // A kubelet that starts rejects a pod whose device is unhealthy, as one that has come and
+        // gone too often.
+        let ailing = self.pods_with_unhealthy_devices();
+        let running = self.running().difference(&ailing).cloned().collect();
         let down = self.random.between(Duration::ZERO, 2 * SECOND);
         let before = *self.node.kubelet_socket().borrow();
         self.node.restart_kubelet(down, Start::default());
