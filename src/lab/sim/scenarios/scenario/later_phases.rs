@@ -76,7 +76,10 @@ impl Run {
             && self.parameters.behaviour.profile.has_allocatable()
         {
             rival_plugin::run_forever(&self.node, "v1beta1", &self.oracles.rival_answers);
-            self.served_after(SILENT);
+            let at = self.now() + SILENT;
+            self.run_to(at);
+            // An earlier plugin may have left a state that nothing reports.
+            self.served_or_taken_by_rival();
         }
         self.restart_daemon(Duration::ZERO);
         self.served_after(SIGNALLED);
