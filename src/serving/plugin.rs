@@ -52,10 +52,13 @@ pub(super) struct Plugin {
 #[tonic::async_trait]
 impl api::Plugin for Plugin {
     fn lists(&self) -> Result<BoxStream<'static, Arc<Offering>>, Status> {
+        let mut resend = self.shared.resend.clone();
+        // The first list of a stream answers every earlier order to send it again.
+        resend.mark_unchanged();
         let lists = Lists {
             lists: self.shared.lists.clone(),
             sent: None,
-            resend: self.shared.resend.clone(),
+            resend,
             again: false,
             guard: StreamGuard::new(self.clone())?,
         };
