@@ -234,9 +234,11 @@ impl Oracles {
                     && !message.contains("requested number of devices unavailable") =>
             {
                 // A pod that holds an unhealthy device is rejected correctly.
-                let holds_unhealthy = disk.ledger(|ledger| {
+                let in_ledger = disk.ledger(|ledger| {
                     ledger.grants().any(|grant| grant.pod().is_some_and(|pod| pod.uid == *pod_uid))
                 });
+                let holds_unhealthy =
+                    in_ledger || self.rival_containers.iter().any(|(uid, ..)| uid == pod_uid);
                 // Devices that have come and gone too often are unhealthy for a while.
                 let inventory = daemon.inner.inventory.borrow().clone();
                 let has_none = inventory.resources.iter().any(|(resource, offering)| {

@@ -18,8 +18,8 @@ use super::durable::Disk;
 use super::hardware::{Hardware, gpu, nic};
 use super::oracles::{Oracles, Violation};
 use super::parameters::Parameters;
-use crate::domain::Grant;
-use crate::lab::sim::kubelet::{Hook, Interleaving, PodPhase, PodSpec, Start};
+use crate::domain::{DeviceId, ResourceName};
+use crate::lab::sim::kubelet::{Hook, Interleaving, Pod, PodPhase, PodSpec, Start, View};
 use crate::lab::sim::memory::{Node, Simulation};
 use crate::lab::sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
@@ -152,24 +152,29 @@ impl Run {
         }
     }
 
+    /// By the kubelet's record, which also has the devices that another plugin gave.
     fn pods_with_unhealthy_devices(&self) -> BTreeSet<String> {
         let inventory = self.daemon.inner.inventory.borrow().clone();
-        let is_unhealthy = |grant: &Grant| {
-            let offering = inventory.resources.get(&grant.resource);
-            let devices = &grant.devices;
-            let offered = |id| offering.and_then(|offering| offering.devices.get(id));
-            devices.iter().any(|device| {
-                offered(&device.id).is_none_or(|offered| !offered.health.is_healthy())
-            })
+        let is_healthy = |resource: &ResourceName, id: &DeviceId| {
+            let offering = inventory.resources.get(resource);
+            let offered = offering.and_then(|offering| offering.devices.get(id));
+            offered.is_some_and(|offered| offered.health.is_healthy())
         };
-        self.disk.ledger(|ledger| {
-            let ailing = ledger.grants().filter(|grant| is_unhealthy(grant));
-            ailing.filter_map(|grant| Some(grant.pod()?.uid.clone())).collect()
+        self.node.view(|view| {
+            let has_unhealthy = |pod: &&Pod| {
+                pod.spec.containers.iter().any(|container| {
+                    let devices = view.devices(&pod.spec.uid, &container.name);
+                    devices
+                        .iter()
+                        .any(|(resource, ids)| ids.iter().any(|id| !is_healthy(resource, id)))
+                })
+            };
+            view.pods().iter().filter(has_unhealthy).map(|pod| pod.spec.uid.clone()).collect()
         })
     }
 
     fn running(&self) -> BTreeSet<String> {
-        let running = |view: &crate::lab::sim::kubelet::View<'_>| {
+        let running = |view: &View<'_>| {
             let pods = view.pods().iter().filter(|pod| pod.phase == PodPhase::Running);
             pods.map(|pod| pod.spec.uid.clone()).collect()
         };

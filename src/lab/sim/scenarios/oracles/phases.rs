@@ -21,6 +21,7 @@ impl Oracles {
     /// - the work of a stuck goroutine that the kubelet does not report. It may have forgotten the
     ///   client, which matters when the stream ends. It may have stopped the endpoint, which an old
     ///   kubelet does not report, nor any kubelet after a later list;
+    /// - the work of another plugin's stuck goroutine, which the next pass of the audit finds;
     /// - a list that was stuck in a stream that has ended since: the pending Register corrects it;
     /// - a truce, which lasts for its full time.
     pub(in super::super) fn answered(&mut self, view: &View<'_>, daemon: &Daemon, now: Duration) {
@@ -28,7 +29,8 @@ impl Oracles {
             let endpoint = view.endpoint_state(&resource);
             let silent = endpoint.streams > 0
                 && (endpoint.is_stopped && !self.reports_loss(view, daemon, &resource)
-                    || !endpoint.is_tracked);
+                    || !endpoint.is_tracked)
+                || resource == gpu() && self.is_taken_by_rival(view);
             let waits = match daemon.state(&resource) {
                 State::Contested { .. } => true,
                 State::Settling { .. } => {
