@@ -11,10 +11,11 @@
 //! device plugin.
 //!
 //! Each claim has a file of its own. Its devices are those of the claim, each with its edits as the
-//! ledger records them. So the file can be written again with the same bytes after a reboot.
+//! ledger records them. So the file can be written again after a reboot. Only the links to disks
+//! are followed then, because a runtime does not follow them in a file.
 
 use super::cdi::{Edits, SpecFile, text};
-use super::{Request, add_configured, by_contract, distinct, nvidia, nvidia_cdi, sriov};
+use super::{Request, add_configured, by_contract, distinct, nodes, nvidia, nvidia_cdi, sriov};
 use crate::domain::{
     Allocated, ClaimHold, ClaimRef, ClaimedDevice, ContainerEdits, Contract, Device, DeviceId,
     own_name,
@@ -57,6 +58,7 @@ pub fn edits(
     // CDI has no annotations of containers.
     edits.annotations.clear();
     add_configured(request, &mut edits);
+    nodes::use_lasting_paths(request.devices, &mut edits);
     edits
 }
 
@@ -78,18 +80,27 @@ pub fn claimed(
     ClaimedDevice { allocated, id, cdi_devices, edits, metadata: String::new() }
 }
 
-/// The file of a claim: the devices of all its grants. `None` if none of them has content, or if
-/// the UID is not one that may be a part of a path.
+/// The file of a claim: the devices of all its grants. `real_path` follows a link to a node; a link
+/// that leads nowhere stays, so that the runtime reports it. `None` if none of the devices has
+/// content, or if the UID is not one that may be a part of a path.
 #[must_use]
 pub fn file<'a>(
     claim: &ClaimRef,
     holds: impl IntoIterator<Item = &'a ClaimHold>,
+    real_path: &dyn Fn(&str) -> Option<String>,
 ) -> Option<SpecFile> {
     let name = file_name(&claim.uid)?;
     let devices = holds.into_iter().flat_map(|hold| &hold.devices);
+    let edits_of = |device: &ClaimedDevice| {
+        let mut edits = device.edits.clone();
+        for node in &mut edits.devices {
+            node.host = real_path(&node.host).unwrap_or_else(|| std::mem::take(&mut node.host));
+        }
+        Edits::from(&edits)
+    };
     // Two shares of one device are two devices of the API; one that is allocated twice is one.
     let edits: BTreeMap<String, Edits> = devices
-        .map(|device| (device_name(claim, device), Edits::from(&device.edits)))
+        .map(|device| (device_name(claim, device), edits_of(device)))
         .filter(|(_, edits)| *edits != Edits::default())
         .collect();
     let devices: Vec<(&str, &Edits)> =
@@ -243,7 +254,7 @@ mod tests {
     fn golden(hold: &ClaimHold) -> String {
         let names = hold.devices.iter().flat_map(|device| &device.cdi_devices);
         let names: String = names.map(|name| format!("{name}\n")).collect();
-        let file = file(&hold.claim, [hold]);
+        let file = file(&hold.claim, [hold], &|_| None);
         names + &file.map_or_else(String::new, |file| file.text)
     }
 
@@ -373,7 +384,7 @@ mod tests {
         assert_eq!(golden(&empty), "");
         let fuse = device("misc:fuse", &["/dev/fuse"], &[]);
         let both = hold(&spec, &[&nic, &fuse]);
-        let text = file(&claim(), [&both]).unwrap().text;
+        let text = file(&claim(), [&both], &|_| None).unwrap().text;
         assert!(!text.contains("3b-02") && text.contains("misc-fuse"), "{text}");
     }
 
@@ -382,10 +393,30 @@ mod tests {
         let spec = of_claims("example.com/x", ContractKind::Generic);
         let one = hold(&spec, &[&device("b", &["/dev/b"], &[])]);
         let two = hold(&spec, &[&device("a", &["/dev/a"], &[])]);
-        let forward = file(&claim(), [&one, &two]).unwrap();
-        assert_eq!(forward, file(&claim(), [&two, &one]).unwrap());
+        let forward = file(&claim(), [&one, &two], &|_| None).unwrap();
+        assert_eq!(forward, file(&claim(), [&two, &one], &|_| None).unwrap());
         assert_eq!(forward.name, format!("holdfast-claim-{UID}.json"));
         assert!(forward.text.find("-a\"").unwrap() < forward.text.find("-b\"").unwrap());
+    }
+
+    #[test]
+    fn a_file_has_the_present_path_of_a_disk() {
+        let link = "/dev/disk/by-id/nvme-eui.1";
+        let mut disk = device("nvme-eui.1", &["/dev/nvme0n1"], &[]);
+        disk.nodes[0].link = Some(link.into());
+        let hold = hold(&of_claims("example.com/disk", ContractKind::Generic), &[&disk]);
+        assert_eq!(hold.devices[0].edits.devices[0].host, link, "the ledger has the lasting path");
+        let at = |real: Option<&str>| {
+            let real_path = |path: &str| real.filter(|_| path == link).map(str::to_owned);
+            let text = file(&claim(), [&hold], &real_path).unwrap().text;
+            let file: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let node = &file["devices"][0]["containerEdits"]["deviceNodes"][0];
+            assert_eq!(node["path"], "/dev/nvme0n1");
+            node["hostPath"].as_str().map(str::to_owned)
+        };
+        assert_eq!(at(Some("/dev/nvme0n1")), None);
+        assert_eq!(at(Some("/dev/nvme1n1")).as_deref(), Some("/dev/nvme1n1"));
+        assert_eq!(at(None).as_deref(), Some(link), "the runtime reports a disk that is absent");
     }
 
     #[test]
@@ -406,7 +437,7 @@ mod tests {
             let claim = ClaimRef { uid: uid.into(), ..claim() };
             let spec = of_claims("example.com/x", ContractKind::Generic);
             let hold = hold(&spec, &[&device("b", &["/dev/b"], &[])]);
-            assert_eq!(file(&claim, [&hold]), None, "{uid:?}");
+            assert_eq!(file(&claim, [&hold], &|_| None), None, "{uid:?}");
         }
         for other in [
             "holdfast-claim-x.com+gpu.json",

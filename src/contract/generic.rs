@@ -24,4 +24,16 @@ mod tests {
             include_str!("golden/generic.json").trim_end()
         );
     }
+
+    #[test]
+    fn a_disk_is_named_by_its_link_and_keeps_its_path_in_the_container() {
+        let mut disk = device("nvme-eui.1", &["/dev/nvme0n1"], &[]);
+        disk.nodes[0].link = Some("/dev/disk/by-id/nvme-eui.1".into());
+        let spec = spec("example.com/nvme", ContractKind::Generic);
+        let [node] = &edits_of(&spec, &[&disk]).devices[..] else { panic!("one node") };
+        assert_eq!(
+            (node.host.as_str(), node.container.as_str()),
+            ("/dev/disk/by-id/nvme-eui.1", "/dev/nvme0n1")
+        );
+    }
 }

@@ -72,6 +72,7 @@ pub fn edits(request: &Request<'_>) -> ContainerEdits {
     let mut edits = by_contract(request);
     cdi::use_names(request, &mut edits);
     add_configured(request, &mut edits);
+    nodes::use_lasting_paths(request.devices, &mut edits);
     edits
 }
 

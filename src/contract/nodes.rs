@@ -1,6 +1,6 @@
 //! Device nodes in the answers of contracts.
 
-use crate::domain::{Device, EditDevice, EditMount};
+use crate::domain::{ContainerEdits, Device, EditDevice, EditMount};
 
 /// The nodes of `devices`, each container path once: every device has the shared nodes (`/dev/kfd`,
 /// `rdma_cm`).
@@ -24,6 +24,15 @@ pub(super) fn with(devices: &[&Device], permissions: &str) -> Vec<EditDevice> {
         .into_iter()
         .map(|node| EditDevice { permissions: permissions.to_owned(), ..node })
         .collect()
+}
+
+/// Names disks by links that stay right over a reboot, because the kubelet replays the answer then.
+pub(super) fn use_lasting_paths(devices: &[&Device], edits: &mut ContainerEdits) {
+    for node in devices.iter().flat_map(|device| &device.nodes) {
+        for edit in edits.devices.iter_mut().filter(|edit| edit.host == node.host) {
+            node.lasting_path().clone_into(&mut edit.host);
+        }
+    }
 }
 
 /// A node at the same path in the container.

@@ -58,6 +58,9 @@ impl fmt::Display for DeviceClass {
 pub struct DeviceNode {
     /// Path on the host, as the kubelet and the container runtime see it (without `--host-root`).
     pub host: String,
+    /// udev's link to the node by the disk's own identity, `/dev/disk/by-id/nvme-eui.…`; `None` if
+    /// there is none, and for other nodes.
+    pub link: Option<String>,
     /// Path in the container.
     pub container: String,
     /// Any of `r`, `w` and `m` (mknod), as the device cgroup writes them.
@@ -76,10 +79,18 @@ impl DeviceNode {
         DeviceNode {
             container: host.clone(),
             host,
+            link: None,
             permissions: "rw".into(),
             required: true,
             number: None,
         }
+    }
+
+    /// The path that stays right for as long as a container may be started again: the kernel may
+    /// give the path of a disk to another disk at the next boot.
+    #[must_use]
+    pub fn lasting_path(&self) -> &str {
+        self.link.as_deref().unwrap_or(&self.host)
     }
 
     /// The same node, but not required.
@@ -216,7 +227,7 @@ impl Device {
             !node.required && (node.host.starts_with("/dev/dri/") || is_of_group && is_real)
         });
         for node in self.own_nodes().chain(optional) {
-            objects.push(Object::node(&node.host));
+            objects.push(Object::node(node.lasting_path()));
             objects.extend(node.number.map(Object::number));
         }
         objects.extend(self.attribute("kernel_device").map(Object::kernel_device));

@@ -449,6 +449,27 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_is_named_by_its_identity_is_given_by_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for (node, link) in [("sda", "disk/by-id/wwn-0x5"), ("sdb", "disk/by-path/pci-1")] {
+            write(dir.path(), &format!("dev/{node}"), "");
+            let link = dir.path().join("dev").join(link);
+            std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+            symlink(format!("../../{node}"), link).unwrap();
+        }
+        let paths = ["/dev/disk/by-id/*", "/dev/disk/by-path/*"];
+        let spec = char_spec("example.com/disk", &paths);
+        let found = found(&dir, std::slice::from_ref(&spec));
+        let given: Vec<_> = found.by_resource[&spec.name]
+            .iter()
+            .map(|device| (device.nodes[0].host.as_str(), device.nodes[0].lasting_path()))
+            .collect();
+        // A place may get another disk.
+        let expected = [("/dev/sda", "/dev/disk/by-id/wwn-0x5"), ("/dev/sdb", "/dev/sdb")];
+        assert_eq!(given, expected);
+    }
+
+    #[test]
     fn a_folder_with_too_many_nodes_does_not_count_as_absent() {
         let dir = tempfile::tempdir().unwrap();
         for node in 0..1025 {

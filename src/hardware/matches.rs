@@ -2,6 +2,7 @@
 
 mod groups;
 
+use super::DISK_LINKS;
 use super::char_devices::{CharDevices, note_failure};
 use super::disks::Disks;
 use super::node_names::base_name;
@@ -45,6 +46,12 @@ impl Match<'_> {
         nodes
     }
 
+    /// Whether the path is udev's link to a disk by its own identity.
+    fn is_disk_link(&self) -> bool {
+        let folder = self.matched.strip_prefix('/').and_then(|path| path.rsplit_once('/'));
+        self.folder.is_none() && folder.is_some_and(|(folder, _)| folder == DISK_LINKS)
+    }
+
     /// The nodes of this path.
     fn nodes_of_path(&self, required: bool) -> Vec<DeviceNode> {
         let real_path = self.real_path();
@@ -57,6 +64,7 @@ impl Match<'_> {
         };
         let node = |node: &HostNode| DeviceNode {
             host: node.path.clone(),
+            link: self.is_disk_link().then(|| self.matched.clone()),
             container: format!(
                 "{container}{}",
                 node.path.strip_prefix(real_path).unwrap_or_default()

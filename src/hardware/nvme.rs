@@ -5,9 +5,13 @@
 use super::disks::{Disks, disk_of};
 use super::facts::{Facts, Part, required};
 use super::pci::folder;
-use crate::domain::{Device, DeviceClass, PciFunction};
+use crate::domain::{Device, DeviceClass, DeviceNode, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
+
+/// The folder of udev's links to disks by their own identities. One of them is `nvme-<wwid>`
+/// (systemd `rules.d/60-persistent-storage.rules`).
+pub(crate) const LINKS: &str = "dev/disk/by-id";
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) -> Facts {
     let mut facts = Facts::default();
@@ -45,9 +49,13 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
             root.read(&format!("{dir}/{entry}/{file}"))
                 .or_else(|| root.read(&format!("sys/class/block/{disk}/{file}")))
         };
-        facts.nodes.push(required(format!("/dev/{disk}")));
-        facts.note("nsid", of_disk("nsid"));
-        facts.note("wwid", of_disk("wwid"));
+        let (nsid, wwid) = (of_disk("nsid"), of_disk("wwid"));
+        let node = required(format!("/dev/{disk}"));
+        let link = wwid.as_ref().map(|wwid| format!("/{LINKS}/nvme-{}", plain(wwid)));
+        let link = link.filter(|link| root.canonical_node(link).as_ref() == Some(&node.host));
+        facts.nodes.push(DeviceNode { link, ..node });
+        facts.note("nsid", nsid);
+        facts.note("wwid", wwid);
         disks.note(&mut facts.attributes, disk);
     };
     if let (1, Some((disk, entry))) = (namespaces.len(), namespaces.first_key_value()) {
@@ -109,6 +117,33 @@ mod tests {
         assert_eq!(facts.identity.as_deref(), Some("nvme-Samsung_SSD_970_EVO_S6S2NS0TA17548X"));
         assert_eq!(facts.nodes, [required("/dev/nvme1n1")]);
         assert_eq!(facts.parts_are, None);
+    }
+
+    #[test]
+    fn a_disk_has_the_link_of_its_identity_where_it_leads_to_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let controller = "sys/bus/pci/devices/0000:05:00.0/nvme/nvme4";
+        write(dir.path(), &format!("{controller}/nvme4n1/wwid"), "eui.0025385591b03a1f\n");
+        for node in ["nvme4n1", "nvme5n1"] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        let link = dir.path().join(LINKS).join("nvme-eui.0025385591b03a1f");
+        std::fs::create_dir_all(dir.path().join(LINKS)).unwrap();
+        let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
+        let root = HostRoot::new(dir.path());
+        let lasting_path =
+            || facts(&root, &disk, &Disks::of(&root)).nodes[0].lasting_path().to_owned();
+        assert_eq!(lasting_path(), "/dev/nvme4n1", "udev made no link");
+        for (leads_to, expected) in [
+            ("nvme4n1", "/dev/disk/by-id/nvme-eui.0025385591b03a1f"),
+            // Two disks with the same identity share a link.
+            ("nvme5n1", "/dev/nvme4n1"),
+            ("nvme6n1", "/dev/nvme4n1"),
+        ] {
+            std::os::unix::fs::symlink(format!("../../{leads_to}"), &link).unwrap();
+            assert_eq!(lasting_path(), expected, "the link leads to {leads_to}");
+            std::fs::remove_file(&link).unwrap();
+        }
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl SpecFiles {
         // Device-info files have the names that other programs expect, so none is ours by its name.
         let specs = folder(cdi, cdi::FILE_PREFIX);
         let gpus = Arc::new(GpuSpecs::new(Arc::clone(&specs), cdi, root.clone()));
-        let claims = ClaimFiles::new(Arc::clone(&specs));
+        let claims = ClaimFiles::new(Arc::clone(&specs), root.clone());
         SpecFiles { cdi: specs, device_info: folder(device_info, ""), gpus, claims }
     }
 

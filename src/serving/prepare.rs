@@ -327,8 +327,9 @@ impl<'a> Nodes<'a> {
 
 /// The nodes of a device that the answer does not contain.
 fn nodes_behind(device: &Device, edits: &ContainerEdits) -> Vec<String> {
-    let nodes = device.nodes.iter().filter(|node| node.required).map(|node| &node.host);
-    nodes.filter(|node| !edits.devices.iter().any(|edit| edit.host == **node)).cloned().collect()
+    let nodes = device.nodes.iter().filter(|node| node.required).map(DeviceNode::lasting_path);
+    let is_behind = |node: &&str| !edits.devices.iter().any(|edit| edit.host == *node);
+    nodes.filter(is_behind).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

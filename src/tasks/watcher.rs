@@ -107,6 +107,10 @@ impl Watcher {
             if spec.class != DeviceClass::Char {
                 dirs.insert(self.host_root.path("dev"));
             }
+            if spec.class == DeviceClass::Nvme {
+                // udev makes its links after the kernel has made the node.
+                dirs.insert(self.host_root.path(hardware::DISK_LINKS));
+            }
             let with_devices = spec.nodes.iter().map(|node| &node.path);
             for CharPath { host, .. } in spec.device_paths().chain(with_devices) {
                 let folder = host.folder();

@@ -59,6 +59,8 @@ pub(crate) struct Pod {
     pub(crate) resource: ResourceName,
     /// The ids of its devices.
     pub(crate) devices: Vec<String>,
+    /// The nodes on the host that a runtime opens at each start of its container.
+    pub(crate) nodes: Vec<String>,
     pub(crate) alloc_id: Option<String>,
     /// Why it does not run.
     pub(crate) rejected: Option<String>,
@@ -217,9 +219,11 @@ async fn add(dir: &str, kubelet: &Kubelet, spec: PodSpec, resource: &ResourceNam
         PodPhase::Failed { reason, message } => Some(format!("{reason}: {message}")),
         _ => None,
     };
-    let held = kubelet.view(|view| {
+    let (held, nodes) = kubelet.view(|view| {
         let mut holders = view.holders().into_iter().filter(|holder| holder.pod_uid == uid);
-        holders.next()
+        let containers = view.pod(&uid).map(|pod| &pod.containers);
+        let nodes = containers.and_then(|of| Some(of.get(CONTAINER)?.edits.devices.clone()));
+        (holders.next(), nodes.unwrap_or_default())
     });
     let devices = held.iter().flat_map(|holder| holder.devices.get(resource)).flatten();
     Pod {
@@ -227,6 +231,7 @@ async fn add(dir: &str, kubelet: &Kubelet, spec: PodSpec, resource: &ResourceNam
         name,
         resource: resource.clone(),
         devices: devices.map(ToString::to_string).collect(),
+        nodes: nodes.into_iter().map(|node| node.host).collect(),
         alloc_id: held
             .as_ref()
             .and_then(|holder| holder.alloc_id.as_ref())

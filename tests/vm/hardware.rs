@@ -19,7 +19,7 @@ pub(crate) const ADAPTER: u8 = 4;
 /// Slots that are empty until a device is plugged in, with the names of their buses.
 pub(crate) const EMPTY: [(u8, &str); 2] = [(5, "empty-5"), (6, "empty-6")];
 /// The slot of an NVMe controller with two namespaces.
-const CONTROLLER: u8 = 7;
+pub(crate) const CONTROLLER: u8 = 7;
 /// The slot of an NVMe controller whose namespace other controllers may share.
 pub(crate) const PATHS: u8 = 8;
 

@@ -1,15 +1,15 @@
 //! A clean reboot of the node: pods that return, a pod that does not, a verdict that the boot
-//! clears, and a cordon.
+//! clears, and a cordon. The kernel numbers the disks in another order, and each returning pod has
+//! its own disk.
 
 use crate::errors::{MALFORMED_TLP, inject};
 use crate::functions::{bind, unbind};
-use crate::hardware::ADAPTER;
+use crate::hardware::{ADAPTER, CONTROLLER, PATHS};
 use crate::machine::Machine;
 use crate::node::Node;
 use crate::real::say;
 use crate::storage;
-use serde_json::Value;
-use std::collections::BTreeMap;
+use std::iter::zip;
 
 const ADAPTERS: &str = "example.com/adapter";
 const DISK: &str = "example.com/disk";
@@ -33,11 +33,26 @@ fn node_on_disk(machine: &Machine) -> Node<'_> {
     Node::at(machine, "reboot", &format!("{dir}/reboot"), &format!("{dir}/reboot"), RESOURCES)
 }
 
-/// The node of each disk. Another boot may number the disks in another order.
-fn nodes_of_disks(node: &Node<'_>) -> BTreeMap<String, Value> {
-    let found = node.json("discover");
-    let disks = found["devices"].as_array().unwrap().iter().filter(|it| it["resource"] == DISK);
-    disks.map(|it| (it["id"].as_str().unwrap().to_owned(), it["nodes"].clone())).collect()
+/// Has the kernel number the controllers in this order of their slots, as one boot or another may.
+/// Then makes udev's links to the disks by their own identities, which the guest lacks.
+fn number_disks(machine: &Machine, slots: [u8; 2]) {
+    let count = || machine.run("ls /sys/class/block | grep -c nvme");
+    let controllers = slots.map(|slot| machine.address_in(slot));
+    let before = count();
+    controllers.iter().for_each(|controller| unbind(machine, controller));
+    controllers.iter().for_each(|controller| bind(machine, controller, ""));
+    machine.wait("all disks", || (count() == before).then_some(()));
+    machine.run(
+        "mkdir -p /dev/disk/by-id && cd /sys/class/block && for disk in nvme*; do \
+         ln -sfn ../../$disk /dev/disk/by-id/nvme-$(cat $disk/wwid); done",
+    );
+}
+
+/// The node that a path leads to, and the identity of the disk.
+fn disk_at(machine: &Machine, path: &str) -> (String, String) {
+    let node = machine.run(&format!("readlink -f {path}"));
+    let identity = machine.run(&format!("cat /sys/class/block/$(basename {node})/wwid"));
+    (node, identity)
 }
 
 /// Makes the adapter fail for good: this driver has no handlers of errors.
@@ -52,6 +67,7 @@ fn break_adapter(machine: &Machine, node: &Node<'_>, adapter: &str) {
 pub(crate) fn of_the_node(machine: &Machine) {
     let node = node_on_disk(machine);
     machine.run("rm -rf /mnt/ext4/reboot && mkdir /mnt/ext4/reboot");
+    number_disks(machine, [CONTROLLER, PATHS]);
     node.start_kubelet();
     node.start_daemon();
     let adapter = machine.address_in(ADAPTER);
@@ -62,7 +78,7 @@ pub(crate) fn of_the_node(machine: &Machine) {
     node.cordon(&cordoned);
     node.wait_for_health(DISK, &cordoned, "cordoned");
     break_adapter(machine, &node, &adapter);
-    let nodes = nodes_of_disks(&node);
+    let disks = returning.clone().map(|pod| disk_at(machine, &pod.nodes[0]));
 
     let boot = machine.boot_id();
     node.end();
@@ -70,6 +86,7 @@ pub(crate) fn of_the_node(machine: &Machine) {
     drop(node);
     machine.reboot();
     assert_ne!(machine.boot_id(), boot);
+    number_disks(machine, [PATHS, CONTROLLER]);
 
     let node = node_on_disk(machine);
     node.launch();
@@ -91,11 +108,14 @@ pub(crate) fn of_the_node(machine: &Machine) {
     assert_eq!(next.devices, [adapter]);
     node.wait_for_holders(&ends.devices[0], &[]);
     node.uncordon(&cordoned);
-    // The kubelet starts a container that returns with the node that it had.
-    let now = &nodes_of_disks(&node)[&cordoned];
-    let is_returned = returning.iter().any(|pod| nodes[&pod.devices[0]] == *now);
-    say(format_args!("the disks were {nodes:?}, and the free one is {now} now"));
-    node.wait_for_health(DISK, &cordoned, if is_returned { "held_as_other" } else { "" });
+    // The kubelet starts a container that returns with the recorded nodes.
+    for (pod, (node, identity)) in zip(&decided, &disks) {
+        let now = disk_at(machine, &pod.nodes[0]);
+        say(format_args!("{}: {} was {node}, and is {} now", pod.name, pod.nodes[0], now.0));
+        assert_eq!(now.1, *identity, "{} has the disk of another pod", pod.name);
+    }
+    assert!(zip(&decided, &disks).any(|(pod, old)| disk_at(machine, &pod.nodes[0]).0 != old.0));
+    node.wait_for_health(DISK, &cordoned, "");
     node.end();
     storage::unmount(machine, "/mnt/ext4");
 }

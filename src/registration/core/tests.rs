@@ -61,7 +61,7 @@ fn a_lost_stream_is_answered_at_once_and_settled_later() {
     assert_eq!(machine.state(), State::Settling { until: ms(10_002) + SETTLE_AFTER });
     assert!(machine.is_registered());
     assert_eq!(machine.on(Event::Tick, ms(10_002) + SETTLE_AFTER), Some(3));
-    assert!(!machine.is_registered() || machine.is_open(2));
+    assert!(machine.is_registered(), "the stream that is to be settled is still open");
     machine.on(Event::Registered(3), ms(10_800));
     machine.on(Event::StreamOpened(3), ms(10_801));
     // A goroutine of the kubelet may be stuck for longer than that.
@@ -270,6 +270,19 @@ fn events_of_a_superseded_registration_change_nothing() {
         assert_eq!(machine.on(stale, ms(10_001)), None);
         assert_eq!(machine.state(), State::Registering);
     }
+    assert!(!machine.is_registered(), "the stream before has ended");
+    machine.on(Event::Registered(2), ms(10_002));
+    machine.on(Event::StreamOpened(2), ms(10_003));
+    let state = machine.state();
+    assert_eq!(machine.on(Event::SocketLost(1), ms(10_004)), None);
+    assert_eq!(machine.state(), state);
+}
+
+#[test]
+fn other_options_lead_to_register_while_the_stream_is_open() {
+    let mut machine = steady();
+    assert_eq!(machine.on(Event::Changed, ms(10_000)), Some(2));
+    assert_eq!(machine.on(Event::Changed, ms(10_001)), None, "a Register is in progress");
 }
 
 #[test]

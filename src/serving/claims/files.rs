@@ -3,7 +3,7 @@
 
 use crate::contract::claim;
 use crate::domain::{ClaimHold, ClaimRef};
-use crate::host::{SpecFolder, read_bounded};
+use crate::host::{HostRoot, SpecFolder, read_bounded};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,8 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 #[derive(Debug, Clone)]
 pub struct ClaimFiles {
     folder: Arc<SpecFolder>,
+    /// Where the links to disks are followed.
+    host_root: HostRoot,
     /// The claims whose file was written since a snapshot of the ledger had them. A snapshot is
     /// published after the record, so an older one may lack them. Also the claims that are
     /// spared.
@@ -24,8 +26,8 @@ pub struct ClaimFiles {
 impl ClaimFiles {
     /// The files in the folder of CDI files.
     #[must_use]
-    pub fn new(folder: Arc<SpecFolder>) -> Self {
-        ClaimFiles { folder, fresh: Arc::default() }
+    pub fn new(folder: Arc<SpecFolder>, host_root: HostRoot) -> Self {
+        ClaimFiles { folder, host_root, fresh: Arc::default() }
     }
 
     /// Spares the files that exist from [`ClaimFiles::keep`], because the ledger may have lost
@@ -121,7 +123,8 @@ impl ClaimFiles {
         if !claim::is_whole(holds.iter().copied()) {
             return Ok(());
         }
-        match claim::file(of, holds.iter().copied()) {
+        let real_path = |path: &str| self.host_root.canonical_node(path);
+        match claim::file(of, holds.iter().copied(), &real_path) {
             Some(file) => self.folder.ensure(&file.name, &file.text),
             None => claim::file_name(&of.uid).map_or(Ok(()), |name| self.folder.remove(&name)),
         }
@@ -160,7 +163,7 @@ mod tests {
     }
 
     fn files(path: &Path) -> ClaimFiles {
-        ClaimFiles::new(Arc::new(SpecFolder::new(path, FILE_PREFIX)))
+        ClaimFiles::new(Arc::new(SpecFolder::new(path, FILE_PREFIX)), HostRoot::new("/"))
     }
 
     fn there(path: &Path) -> Vec<String> {

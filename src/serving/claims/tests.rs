@@ -6,7 +6,7 @@ use crate::domain::{
     Allocated, Api, Attributes, ClaimedDevice, ConfigSource, Device, EditDevice, GrantState,
     Health, OpaqueConfig, PciFunction, PreparedDevice, Reason, ResourceSpec, Sharing, Timestamp,
 };
-use crate::host::SpecFolder;
+use crate::host::{HostRoot, SpecFolder};
 use crate::lab::sim::executor::{Executor, Handle};
 use futures_util::future::BoxFuture;
 use std::cell::RefCell;
@@ -310,7 +310,7 @@ impl World {
             Arc::clone(&ledger) as Arc<dyn ClaimLedger>,
             Arc::clone(&devices) as Arc<dyn ClaimDevices>,
             Arc::new(name_of),
-            ClaimFiles::new(folder),
+            ClaimFiles::new(folder, HostRoot::new(dir.path())),
         );
         let preparer = preparer.with_clock(Arc::new(VirtualTime(time())));
         World { dir, source, ledger, devices, preparer: Arc::new(preparer) }

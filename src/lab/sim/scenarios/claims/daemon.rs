@@ -11,7 +11,7 @@ use crate::domain::{
     EditDevice, GrantedDevice, Health, Inventory, Offered, Offering, PreparedDevice, ResourceSpec,
     Safeguard, Sharing,
 };
-use crate::host::SpecFolder;
+use crate::host::{HostRoot, SpecFolder};
 use crate::lab::sim::executor::{Handle, Task};
 use crate::serving::claims::{ClaimDevices, ClaimFiles, ClaimPreparer, ClaimSource, Clock};
 use futures_util::future::{BoxFuture, join_all};
@@ -141,14 +141,15 @@ impl Daemon {
     /// Starts it on the state of the machine.
     pub(super) fn start(world: &Arc<World>) -> Arc<Self> {
         let folder = Arc::new(SpecFolder::new(&world.machine().cdi(), FILE_PREFIX));
-        let files = ClaimFiles::new(folder);
+        let host_root = HostRoot::new(world.machine().cdi());
+        let files = ClaimFiles::new(folder, host_root.clone());
         let ledger = LedgerShell::start(world, files.clone());
         let written = if Safeguard::ClaimFile.is_on() {
             files
         } else {
             // It reaches its place with the next snapshot only.
             let draft = world.machine().cdi().with_extension("draft");
-            ClaimFiles::new(Arc::new(SpecFolder::new(&draft, FILE_PREFIX)))
+            ClaimFiles::new(Arc::new(SpecFolder::new(&draft, FILE_PREFIX)), host_root)
         };
         let preparer = ClaimPreparer::new(
             Arc::new(Source(Arc::clone(world), Mutex::default())),
