@@ -119,6 +119,10 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
             note_usb(root, usb, &mut device.attributes);
         }
         note_use(&mut device, search.disks);
+        if device.attribute("disk_id").is_none() {
+            // Two sticks without an identity have the same link, and it may move.
+            device.nodes.iter_mut().for_each(|node| node.link = None);
+        }
         near(root, &mut device, search);
         let failures = root.take_failures();
         if failures.is_empty() {
@@ -451,7 +455,14 @@ mod tests {
     #[test]
     fn a_disk_that_is_named_by_its_identity_is_given_by_it() {
         let dir = tempfile::tempdir().unwrap();
-        for (node, link) in [("sda", "disk/by-id/wwn-0x5"), ("sdb", "disk/by-path/pci-1")] {
+        write(dir.path(), "sys/class/block/sda/device/wwid", "naa.5");
+        write(dir.path(), "sys/class/block/sdb/device/wwid", "naa.6");
+        write(dir.path(), "sys/class/block/sdc/size", "1");
+        for (node, link) in [
+            ("sda", "disk/by-id/wwn-0x5"),
+            ("sdb", "disk/by-path/pci-1"),
+            ("sdc", "disk/by-id/usb-stick"),
+        ] {
             write(dir.path(), &format!("dev/{node}"), "");
             let link = dir.path().join("dev").join(link);
             std::fs::create_dir_all(link.parent().unwrap()).unwrap();
@@ -464,8 +475,12 @@ mod tests {
             .iter()
             .map(|device| (device.nodes[0].host.as_str(), device.nodes[0].lasting_path()))
             .collect();
-        // A place may get another disk.
-        let expected = [("/dev/sda", "/dev/disk/by-id/wwn-0x5"), ("/dev/sdb", "/dev/sdb")];
+        // A place may get another disk, and a stick without an identity may have a twin.
+        let expected = [
+            ("/dev/sda", "/dev/disk/by-id/wwn-0x5"),
+            ("/dev/sdc", "/dev/sdc"),
+            ("/dev/sdb", "/dev/sdb"),
+        ];
         assert_eq!(given, expected);
     }
 
