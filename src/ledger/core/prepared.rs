@@ -205,3 +205,23 @@ fn completed(
     }
     (state != grant.state).then_some(state)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_read_at_the_time_of_a_prepare_proves_nothing() {
+        let read_at = |boot, wall| KubeletClaims {
+            read_at: Moment { boot: Duration::from_secs(boot), wall: Timestamp(wall) },
+            ..KubeletClaims::default()
+        };
+        let recorded_at = Timestamp(50);
+        let mut watch = ClaimWatch::default();
+        assert!(watch.is_lacking("c1", &read_at(9, 51), recorded_at));
+        assert!(!watch.is_lacking("c1", &read_at(9, 50), recorded_at));
+        watch.note_answered("c1", Duration::from_secs(9));
+        assert!(!watch.is_lacking("c1", &read_at(9, 51), recorded_at));
+        assert!(watch.is_lacking("c1", &read_at(10, 51), recorded_at));
+    }
+}
