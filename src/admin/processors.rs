@@ -63,11 +63,8 @@ impl CpuQuery {
     /// of claims are left out: a claim names no container.
     pub(super) async fn run(&self, grants: &[Arc<Grant>]) -> Option<Vec<Processors>> {
         let placed = grants.iter().filter(|grant| grant.is_placed());
-        let names = placed.filter_map(|grant| {
-            let (namespace, name) = grant.pod()?.names()?;
-            Some(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
-        });
-        let names: BTreeSet<PodName> = names.collect();
+        let names: BTreeSet<PodName> =
+            placed.filter_map(|grant| grant.pod()?.full_name()).collect();
         let report = self.pod_resources.report(names, WAIT, &self.gate).await;
         let is_answered = report != PodReport::Nothing;
         is_answered.then(|| report.found().flat_map(|pod| self.of(pod)).collect())

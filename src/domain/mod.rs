@@ -103,13 +103,13 @@ pub use nvml::{
 };
 pub use object::{DeviceNumber, Object, Objects, is_driver_wide, overlap, share, share_with_claim};
 pub use observation::{
-    CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodName, PodReport,
+    CgroupState, CheckpointGrant, ListedContainer, ListedPod, Observation, PodReport,
 };
 pub use pace::Pace;
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction, is_scalable_name};
 pub use pending_release::{MissingProof, PendingRelease, PendingReleases, PodSight};
 pub use plan::Plan;
-pub use pod::PodRef;
+pub use pod::{PodName, PodRef};
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, clip_middle, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;

@@ -8,6 +8,7 @@ use super::claim_evidence::ClaimEvidence;
 use super::device_id::DeviceId;
 use super::edits::ContainerEdits;
 use super::grant::{AllocId, KubeletGeneration};
+use super::pod::PodName;
 use super::resource_name::ResourceName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -120,15 +121,6 @@ pub struct ListedContainer {
     /// Its exclusive processors (`cpu_ids`: the kubelet's static CPU policy). Shared processors are
     /// not included.
     pub cpus: BTreeSet<u32>,
-}
-
-/// Namespace and name of a pod.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PodName {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
 }
 
 /// The state of a pod's cgroup.

@@ -20,6 +20,22 @@ impl PodRef {
     pub fn names(&self) -> Option<(&str, &str)> {
         self.namespace.as_deref().zip(self.name.as_deref())
     }
+
+    /// The same, as a name of its own.
+    #[must_use]
+    pub fn full_name(&self) -> Option<PodName> {
+        let (namespace, name) = self.names()?;
+        Some(PodName { namespace: namespace.to_owned(), name: name.to_owned() })
+    }
+}
+
+/// Namespace and name of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodName {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
 }
 
 impl fmt::Display for PodRef {

@@ -105,9 +105,8 @@ impl Agenda {
     ) {
         let (id, uid) = (&grant.alloc_id, &pod.uid);
         self.placed.insert(id.clone(), uid.clone());
-        match pod.names() {
-            Some((namespace, name)) => {
-                let name = PodName { namespace: namespace.to_owned(), name: name.to_owned() };
+        match pod.full_name() {
+            Some(name) => {
                 self.names.insert(uid.clone(), name);
             }
             // By the wall clock, or the other one if that was set back.

@@ -103,11 +103,11 @@ impl<'a> Evidence<'a> {
             listed.name == container && listed.devices.get(&grant.resource) == Some(&ids)
         };
         // Only among all pods it can be the only one.
-        let mut found = self.listed().filter(|pod| pod.containers.iter().any(same)).map(name_of);
+        let mut found = self.listed().filter(|pod| pod.containers.iter().any(same));
         match (found.next(), found.next()) {
             // The log folder of another UID with this name shows that the name is taken.
-            (Some(name), None) if !self.namesakes.contains_key(&name) => {
-                Some(PodName { namespace: name.0.to_owned(), name: name.1.to_owned() })
+            (Some(pod), None) if !self.namesakes.contains_key(&name_of(pod)) => {
+                Some(pod.full_name())
             }
             _ => None,
         }
