@@ -84,7 +84,8 @@ pub(crate) struct Source {
     store: Weak<Mutex<Store>>,
     started: Instant,
     mailboxes: Mailboxes,
-    kubelet_dir: PathBuf,
+    /// The kubelet's `--root-dir`.
+    kubelet_root: PathBuf,
     processors: processors::CpuQuery,
     upgrade: mpsc::Sender<UpgradeOrder>,
     /// The output of hooks and checks. Only the control socket shows it.
@@ -97,7 +98,7 @@ impl Source {
         views: Views,
         store: &Arc<Mutex<Store>>,
         mailboxes: Mailboxes,
-        kubelet_dir: &Path,
+        kubelet_root: PathBuf,
         processors: processors::CpuQuery,
         upgrade: mpsc::Sender<UpgradeOrder>,
         outputs: Outputs,
@@ -109,7 +110,7 @@ impl Source {
             store,
             started: Instant::now(),
             mailboxes,
-            kubelet_dir: kubelet_dir.to_owned(),
+            kubelet_root,
             processors,
             upgrade,
             outputs,
@@ -229,8 +230,8 @@ async fn instruct(State(source): State<Source>, body: Bytes) -> Reply {
 
 async fn release(State(source): State<Source>, body: Bytes) -> Reply {
     let ReleaseOrder { claim, force } = parsed(&body)?;
-    let dir = source.kubelet_dir.clone();
-    let kept = tokio::task::spawn_blocking(move || read_record(&dir, DRA_DRIVER)).await;
+    let root = source.kubelet_root.clone();
+    let kept = tokio::task::spawn_blocking(move || read_record(&root, DRA_DRIVER)).await;
     // What cannot be read is not known. The operator vouches for the claim.
     let kept = kept.ok().and_then(Result::ok).map(Arc::new);
     let request = ReleaseStuck { claim, is_confirmed: force, kept };

@@ -41,7 +41,7 @@ impl Wiring {
         if let Err(error) = files.keep(live_claims(&views.grants.borrow())) {
             tracing::warn!(%error, "cannot update the CDI files of claims");
         }
-        let records = Records::new(roots.kubelet.clone(), views.grants.clone());
+        let records = Records::new(self.settings.kubelet_root(), views.grants.clone());
         let lost = watch::Sender::default();
         // The one of the device plugin knows only the lists for the kubelet.
         let devices = Preparer::new(
@@ -69,7 +69,7 @@ impl Wiring {
         let driver = Driver { preparer: Arc::new(preparer), health: healths };
         self.sockets.dra.set_served();
         let sockets = SocketsTask {
-            root: roots.kubelet.clone(),
+            root: self.settings.kubelet_root(),
             driver,
             notices,
             problem: self.publishers.dra_sockets.clone(),

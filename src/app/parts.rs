@@ -287,7 +287,7 @@ impl Wiring {
                 operator: self.actors.health.mailbox(),
                 release: self.actors.ledger.replying_mailbox(),
             },
-            &roots.kubelet,
+            self.settings.kubelet_root(),
             processors,
             upgrade,
             self.executor.outputs().clone(),

@@ -61,7 +61,10 @@ impl Settings {
     }
 
     pub(super) fn pod_resources(&self) -> PathBuf {
-        let default = || self.roots.kubelet.join("pod-resources/kubelet.sock");
-        self.config.pod_resources_socket.clone().unwrap_or_else(default)
+        self.config.pod_resources(&self.roots.kubelet)
+    }
+
+    pub(super) fn kubelet_root(&self) -> PathBuf {
+        self.config.kubelet_root(&self.roots.kubelet)
     }
 }

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// The path of the configuration without `--config`.
 pub const DEFAULT_PATH: &str = "/etc/holdfast/config.toml";
 
+/// The socket of the pod-resources API below the kubelet's `--root-dir`.
+const POD_RESOURCES: &str = "pod-resources/kubelet.sock";
+
 /// The four root directories of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Roots {
@@ -96,6 +99,24 @@ impl Config {
         self.requested_file.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
+    /// The socket of the pod-resources API. `kubelet` is the kubelet's directory.
+    #[must_use]
+    pub fn pod_resources(&self, kubelet: &Path) -> PathBuf {
+        let usual = || kubelet.join(POD_RESOURCES);
+        self.pod_resources_socket.clone().unwrap_or_else(usual)
+    }
+
+    /// The kubelet's `--root-dir`. It has the sockets of DRA drivers and the kubelet's record of
+    /// claims, as it has the socket of the pod-resources API. `device-plugins` does not follow it.
+    #[must_use]
+    pub fn kubelet_root(&self, kubelet: &Path) -> PathBuf {
+        let named = self.pod_resources_socket.as_deref();
+        let root = named
+            .filter(|socket| socket.ends_with(POD_RESOURCES))
+            .and_then(|socket| socket.ancestors().nth(Path::new(POD_RESOURCES).iter().count()));
+        root.unwrap_or(kubelet).to_owned()
+    }
+
     /// Whether sections compare labels of the API server that no answer has contained yet.
     #[must_use]
     pub fn compares_unknown_labels(&self) -> bool {
@@ -108,5 +129,27 @@ impl Config {
     #[must_use]
     pub fn follows_api_labels(&self) -> bool {
         *self.node.label_source(&self.node_labels) == NodeLabels::Api
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::merge::Examined;
+    use super::*;
+
+    #[test]
+    fn the_socket_of_pod_resources_shows_the_root_of_the_kubelet() {
+        let root = |socket: Option<&str>| {
+            let usual = Examined::alone(b"", Path::new("f"), &Node::default()).config().unwrap();
+            let config = Config { pod_resources_socket: socket.map(Into::into), ..usual };
+            config.kubelet_root(Path::new("/var/lib/kubelet"))
+        };
+        for (socket, expected) in [
+            (None, "/var/lib/kubelet"),
+            (Some("/data/kubelet/pod-resources/kubelet.sock"), "/data/kubelet"),
+            (Some("/run/pods.sock"), "/var/lib/kubelet"),
+        ] {
+            assert_eq!(root(socket), Path::new(expected), "{socket:?}");
+        }
     }
 }

@@ -6,7 +6,7 @@ use crate::dra::{NODE, World, claim_ref, stop};
 use holdfast::domain::DRA_DRIVER;
 use holdfast::lab::sim::api_server::{Fault, Kind, User};
 use holdfast::lab::sim::kubelet::Kubelet;
-use holdfast::lab::sim::kubelet::claims::{Claim, Release};
+use holdfast::lab::sim::kubelet::claims::{Claim, ClaimManager, ClaimsConfig, Release, Times};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -338,6 +338,40 @@ fn an_operator_releases_a_claim_only_if_no_pod_of_it_is_left() {
         let released = world.release(&["--claim", "ml/train"]).unwrap();
         assert_eq!(released["claim"]["uid"], "uid-train");
         world.until_released(&daemon, "train", "operator").await;
+        stop(daemon).await;
+    });
+}
+
+#[test]
+fn a_kubelet_with_a_root_dir_has_drivers_and_its_record_of_claims_there() {
+    run(async {
+        let mut world = World::new(2).await;
+        let root = world.node.path("root");
+        world.manager.stop().await;
+        let config = ClaimsConfig {
+            kubelet_dir: root.clone(),
+            release: Release::V1_36,
+            appends: Some(true),
+            times: Times::default(),
+        };
+        world.manager = ClaimManager::start(config).unwrap();
+        let text = fs::read_to_string(world.node.config_file()).unwrap();
+        let socket = root.join("pod-resources/kubelet.sock").display().to_string();
+        world.node.write_config(&format!("{text}[kubelet]\npod_resources_socket = {socket:?}\n"));
+        let _kubelet = world.node.start_kubelet().await;
+        let mut daemon = world.start();
+        let names = world.until_published(2).await;
+        world.until_registered().await;
+        let claim = world.allocate("train", "pod-train", &names[..1]);
+        world.manager.prepare("pod-train", &[claim]).await.unwrap();
+        daemon.kill();
+
+        // Only the kubelet's record has the claim.
+        fs::remove_dir_all(world.node.path("state")).unwrap();
+        fs::remove_dir_all(world.node.path("run/cdi")).unwrap();
+        let daemon = world.start();
+        daemon.logged("the kubelet registered the DRA driver").await;
+        assert_eq!(world.holders("train").len(), 1);
         stop(daemon).await;
     });
 }

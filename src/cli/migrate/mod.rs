@@ -158,11 +158,7 @@ impl Kubelet {
                 plugins.display()
             )),
         }
-        let socket = config
-            .pod_resources_socket
-            .clone()
-            .unwrap_or_else(|| global.kubelet_dir.join("pod-resources/kubelet.sock"));
-        let allocatable = allocatable(&socket);
+        let allocatable = allocatable(&config.pod_resources(&global.kubelet_dir));
         let whole = match read_whole_checkpoint(&plugins) {
             Ok(whole) => whole,
             Err(error) => {
@@ -176,7 +172,7 @@ impl Kubelet {
                 .err()
                 .map(|why| format!("the ids are those of the kubelet's checkpoint: {why}")),
         );
-        kubelet.notes.extend(claims(&global.kubelet_dir));
+        kubelet.notes.extend(claims(&config.kubelet_root(&global.kubelet_dir)));
         for (name, ids) in whole.registered.into_iter().chain(allocatable.unwrap_or_default()) {
             kubelet.resources.entry(name).or_default().listed.extend(ids);
         }
@@ -217,8 +213,8 @@ impl Kubelet {
 
 /// The notes on claims of other DRA drivers: the switch does not concern them, and they
 /// may hold the devices that Holdfast would offer.
-fn claims(kubelet_dir: &Path) -> Vec<String> {
-    let drivers = match read_drivers(kubelet_dir) {
+fn claims(kubelet_root: &Path) -> Vec<String> {
+    let drivers = match read_drivers(kubelet_root) {
         Ok(drivers) => drivers,
         Err(error) if error.is_absent() => return Vec::new(),
         Err(error) => return vec![format!("whether claims hold devices is not known: {error}")],

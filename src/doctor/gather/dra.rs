@@ -35,7 +35,7 @@ pub(super) fn dra(input: &ReaderInput) -> AddFacts {
         return Box::new(|_| ());
     };
     let mounts = mounts(input);
-    let kubelet = &input.target.roots.kubelet;
+    let kubelet = &config.kubelet_root(&input.target.roots.kubelet);
     let folders = [kubelet.join("plugins").join(DRA_DRIVER), kubelet.join("plugins_registry")];
     let unusable = folders.into_iter().filter_map(|folder| {
         let why = why_unusable(&folder, kubelet, &mounts)?;

@@ -46,8 +46,11 @@ pub struct Target {
 impl Target {
     /// Path of the pod-resources socket.
     fn pod_resources(&self, config: Option<&Config>) -> PathBuf {
-        let named = config.and_then(|config| config.pod_resources_socket.clone());
-        named.unwrap_or_else(|| self.roots.kubelet.join("pod-resources/kubelet.sock"))
+        let kubelet = &self.roots.kubelet;
+        config.map_or_else(
+            || kubelet.join("pod-resources/kubelet.sock"),
+            |config| config.pod_resources(kubelet),
+        )
     }
 }
 
