@@ -154,6 +154,8 @@ codes! {
          not permitted to prepare them";
     DRA_RIGHT_MISSING = "dra-right-missing" Error
         "devices are not published, or claims are not prepared";
+    DRA_STATUS_RIGHT_MISSING = "dra-status-right-missing" Warning
+        "the status of claims is not written; devices and claims work";
     DRA_POLICY_DENIES = "dra-policy-denies" Error
         "devices are not published; the right is not missing";
     DRA_PROBLEM = "dra-problem" Warning "the daemon reports it";

@@ -390,7 +390,7 @@ fn doctor_asks_the_api_server_as_the_daemon_does() {
         let text = std::fs::read_to_string(node.config_file()).unwrap();
         node.write_config(&text.replace("[dra]\n", "[dra]\nclaim_status = true\n"));
         for (user, wanted) in [
-            (User::Kubelet(NODE.into()), &["dra-right-missing"][..]),
+            (User::Kubelet(NODE.into()), &["dra-status-right-missing"][..]),
             (User::Pod(Some(NODE.into())), &[]),
         ] {
             world.server.add_user(Some("token"), user);

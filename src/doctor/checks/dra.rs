@@ -2,7 +2,7 @@
 
 use super::super::codes::{
     DRA_API_NOT_SERVED, DRA_API_UNREACHABLE, DRA_DIRECTORY_UNUSABLE, DRA_NODE_UNKNOWN,
-    DRA_POLICY_DENIES, DRA_PROBLEM, DRA_RIGHT_MISSING,
+    DRA_POLICY_DENIES, DRA_PROBLEM, DRA_RIGHT_MISSING, DRA_STATUS_RIGHT_MISSING,
 };
 use super::super::{DraApi, Facts, Finding, RefusedRequest};
 use super::list;
@@ -78,16 +78,14 @@ fn refused(refused: &RefusedRequest) -> Finding {
         return Finding::new(&DRA_POLICY_DENIES, request, why, todo);
     }
     let why = if why.is_empty() { "the credentials lack this right" } else { why };
-    let todo = match request.ends_with("/status") {
-        true => {
-            "components/claim-status or `features.claimStatus` has the ClusterRole; the kubelet's \
-             own credentials lack this right; or set `[dra] claim_status = false` (docs/dra.md)"
-        }
-        false => {
-            "components/dra or `features.dra.enabled` has the ClusterRole; the kubelet's own \
-             credentials need none (docs/dra.md)"
-        }
-    };
+    if request.ends_with("/status") {
+        let todo = "components/claim-status or `features.claimStatus` has the ClusterRole; the \
+                    kubelet's own credentials lack this right; or set `[dra] claim_status = false` \
+                    (docs/dra.md)";
+        return Finding::new(&DRA_STATUS_RIGHT_MISSING, request, why, todo);
+    }
+    let todo = "components/dra or `features.dra.enabled` has the ClusterRole; the kubelet's own \
+                credentials need none (docs/dra.md)";
     Finding::new(&DRA_RIGHT_MISSING, request, why, todo)
 }
 

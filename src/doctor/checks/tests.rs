@@ -284,6 +284,10 @@ const BROKEN: &[(&[Code], Break)] = &[
         let request = "get resourceclaims".into();
         api(facts).refused = vec![RefusedRequest { request, ..RefusedRequest::default() }];
     }),
+    (&[codes::DRA_STATUS_RIGHT_MISSING], |facts| {
+        let request = "patch resourceclaims/status".into();
+        api(facts).refused = vec![RefusedRequest { request, ..RefusedRequest::default() }];
+    }),
     (&[codes::DRA_POLICY_DENIES], |facts| {
         api(facts).refused = vec![RefusedRequest { is_of_policy: true, ..denied() }];
     }),
