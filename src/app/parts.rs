@@ -6,14 +6,14 @@ use crate::admin::control::{self, Mailboxes};
 use crate::admin::processors::CpuQuery;
 use crate::admin::{UpgradeOrder, listen, status};
 use crate::discovery::DiscoveryConfig;
-use crate::domain::{Durability, NvmlQuery, NvmlSnapshot};
+use crate::domain::{Durability, GrantState, NvmlQuery, NvmlSnapshot};
 use crate::handover::{self, Asked, Offer};
 use crate::hardware;
 use crate::health::HealthConfig;
 use crate::ledger::LedgerConfig;
 use crate::ledger::core::Ledger;
 use crate::registration::RegistrationConfig;
-use crate::serving::{Affinity, Preparer, Shared};
+use crate::serving::{Affinity, Preparer, Shared, hold_until_recorded};
 use crate::tasks::label_file::LabelFile;
 use crate::tasks::mps::MpsTask;
 use crate::tasks::nvml::NvmlTask;
@@ -26,6 +26,16 @@ use tokio::task::JoinHandle;
 
 /// The actors.
 impl Wiring {
+    /// Lists no pods before the kubelet has recorded the last answers, which an earlier process may
+    /// have given.
+    pub(super) fn hold_unrecorded(&self, ledger: &Ledger) {
+        let answered = ledger.grants().filter(|grant| grant.state == GrantState::Granted);
+        let answered = answered.map(|grant| grant.alloc_id.clone()).collect();
+        if let Ok(gate) = Arc::clone(&self.gate).try_read_owned() {
+            hold_until_recorded(gate, answered, self.views.grants.clone());
+        }
+    }
+
     pub(super) fn ledger(&self, recovered: Ledger) -> LedgerConfig {
         let (views, publishers) = (&self.views, &self.publishers);
         LedgerConfig {

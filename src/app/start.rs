@@ -45,6 +45,8 @@ impl App {
         let wiring =
             Wiring::new(settings, host_root, store, damage, &ledger, specs, slots.actors());
         let unlisted = Arc::clone(&wiring.gate).try_read_owned().ok().filter(|_| is_next);
+        // An earlier process may have answered just before it was killed.
+        wiring.hold_unrecorded(&ledger);
         wiring.sockets.sweep();
 
         let (escalate, mut escalated) = mpsc::channel(1);

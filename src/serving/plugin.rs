@@ -3,6 +3,7 @@
 
 use super::before_start;
 use super::core;
+use super::hold_until_recorded;
 use super::placement;
 use super::prepare::{Prepared, Request};
 use super::shared::Shared;
@@ -71,12 +72,14 @@ impl api::Plugin for Plugin {
         capabilities: ApiCapabilities,
     ) -> Result<Vec<ContainerEdits>, Status> {
         let began = Instant::now();
-        let answer = {
-            let _gate = self.shared.gate.read().await;
-            self.allocate_all(containers, capabilities).await
-        };
+        let gate = Arc::clone(&self.shared.gate).read_owned().await;
+        let answer = self.allocate_all(containers, capabilities).await;
         metrics::allocated(self.resource.as_str(), answer.is_ok(), began.elapsed());
-        answer
+        let answers = answer?;
+        let ids = answers.iter().filter_map(|edits| edits.annotations.get(AllocId::ANNOTATION));
+        let ids = ids.map(AllocId::new).collect();
+        hold_until_recorded(gate, ids, self.shared.grants.clone());
+        Ok(answers)
     }
 
     fn preferred(

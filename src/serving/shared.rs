@@ -41,9 +41,9 @@ pub struct Shared {
     pub affinity: Affinity,
     /// The refused Allocates.
     pub refusals: Refusals,
-    /// Separates Allocates from pod listings: locked for reading during an Allocate, and for
-    /// writing during a List call, which would make the kubelet forget the devices that it has just
-    /// reserved.
+    /// Separates Allocates from pod listings: locked for reading from an Allocate until the kubelet
+    /// has recorded the answer, and for writing during a List call, which would make the kubelet
+    /// forget the devices that it has just reserved.
     pub gate: Arc<RwLock<()>>,
     /// Sends the lists again although they are the same.
     pub resend: watch::Receiver<()>,

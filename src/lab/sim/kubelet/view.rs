@@ -109,6 +109,14 @@ impl View<'_> {
         held.map(|(resource, held)| (resource.clone(), held.ids())).collect()
     }
 
+    /// Whether the kubelet has recorded this answer of Holdfast in its memory.
+    #[must_use]
+    pub fn has_recorded(&self, answer: &AllocId) -> bool {
+        let instance = self.state.instance.iter();
+        let mut held = instance.flat_map(|instance| instance.manager.held().iter());
+        held.any(|(.., held)| held.alloc_id().as_ref() == Some(answer))
+    }
+
     /// Pods that were rejected so far.
     #[must_use]
     pub fn rejections(&self) -> u64 {

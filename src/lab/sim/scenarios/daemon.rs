@@ -5,19 +5,20 @@ use super::durable::Disk;
 use super::hardware::Hardware;
 use super::registration::Registration;
 use crate::domain::{
-    AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, Inventory, PendingHooks,
-    PodReport, ResourceName,
+    AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, GrantState, Inventory,
+    PendingHooks, PodReport, ResourceName,
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
 use crate::ledger::core::{Agenda, Ledger, PodQuery, Sight, Watchlist, next_look, reconcile};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
+use crate::serving::RECORDED_WITHIN;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::sync::{RwLock, watch};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, watch};
 
 /// An instance of the daemon.
 #[derive(Debug, Clone)]
@@ -39,7 +40,7 @@ pub(super) struct Inner {
     pub(super) inventory: watch::Sender<Arc<Inventory>>,
     pub(super) registrations: BTreeMap<ResourceName, Registration>,
     pub(super) audit: Auditing,
-    pub(super) gate: RwLock<()>,
+    pub(super) gate: Arc<RwLock<()>>,
     /// Allocates under way, as far as the daemon knows.
     pub(super) allocates: AtomicUsize,
     cores: Mutex<Cores>,
@@ -52,6 +53,9 @@ pub(super) struct Cores {
     pub(super) age: KubeletAge,
     judge: Judge,
 }
+
+/// How often it is checked whether the kubelet has recorded its answers.
+const RECORDED_LOOK: Duration = Duration::from_millis(20);
 
 impl Daemon {
     /// Starts the daemon on the state of the disk.
@@ -96,11 +100,19 @@ impl Daemon {
             inventory: watch::Sender::default(),
             registrations,
             audit: Auditing::new(node.moment().boot),
-            gate: RwLock::new(()),
+            gate: Arc::default(),
             allocates: AtomicUsize::new(0),
             cores: Mutex::new(cores),
         });
         inner.scan();
+        let granted: Vec<AllocId> = {
+            let cores = inner.lock();
+            let granted = cores.ledger.grants().filter(|grant| grant.state == GrantState::Granted);
+            granted.map(|grant| grant.alloc_id.clone()).collect()
+        };
+        if let Ok(gate) = Arc::clone(&inner.gate).try_read_owned() {
+            process.spawn(Arc::clone(&inner).hold_until_recorded(gate, granted));
+        }
         process.spawn(Arc::clone(&inner).watch_hardware());
         for (resource, events) in received {
             process.spawn(Arc::clone(&inner).register(resource, events));
@@ -225,10 +237,41 @@ impl Inner {
         }
         // Never during an Allocate (O11).
         let Ok(_gate) = self.gate.try_write() else { return PodReport::Nothing };
-        self.disk.lock().listed_in_allocate |= self.allocates.load(Ordering::Relaxed) > 0;
+        let is_early = self.allocates.load(Ordering::Relaxed) > 0 || self.has_unrecorded();
+        self.disk.lock().listed_in_allocate |= is_early;
         let listing =
             self.node.handle().timeout(Duration::from_millis(500), self.node.list_pods()).await;
         listing.and_then(Result::ok).map_or(PodReport::Nothing, PodReport::All)
+    }
+
+    /// Keeps the pods unlisted until the ledger has the grants bound: the kubelet has recorded its
+    /// answers then.
+    pub(super) async fn hold_until_recorded(
+        self: Arc<Self>,
+        gate: OwnedRwLockReadGuard<()>,
+        answered: Vec<AllocId>,
+    ) {
+        let until = self.node.handle().now() + RECORDED_WITHIN;
+        let is_granted = |id| {
+            self.lock().ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
+        };
+        while answered.iter().any(is_granted) && self.node.handle().now() < until {
+            self.node.handle().sleep(RECORDED_LOOK).await;
+        }
+        drop(gate);
+    }
+
+    /// Whether the present kubelet has not recorded one of the last answers yet. A listing would
+    /// make it forget the devices.
+    fn has_unrecorded(&self) -> bool {
+        let (now, kubelet) = (self.node.moment().wall, *self.node.kubelet_socket().borrow());
+        let cores = self.lock();
+        let answered = cores.ledger.grants().filter(|grant| {
+            let age = Duration::from_millis(now.0.saturating_sub(grant.granted_at.0));
+            grant.state == GrantState::Granted && grant.kubelet == kubelet && age < RECORDED_WITHIN
+        });
+        let answered: Vec<_> = answered.map(|grant| grant.alloc_id.clone()).collect();
+        self.node.view(|view| answered.iter().any(|answer| !view.has_recorded(answer)))
     }
 
     /// Makes the entries durable, then applies them.
@@ -297,6 +340,6 @@ pub(super) fn grant(
         kubelet: *inner.node.kubelet_socket().borrow(),
         granted_at: inner.node.moment().wall,
         version: "1".into(),
-        state: crate::domain::GrantState::Granted,
+        state: GrantState::Granted,
     }
 }

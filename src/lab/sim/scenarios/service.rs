@@ -131,7 +131,7 @@ impl Plugin for Service {
     async fn allocate(&self, ids: Vec<DeviceId>) -> Result<Option<ContainerEdits>, Status> {
         let inner = &self.inner;
         let _counted = Counted::new(&inner.allocates);
-        let _gate = inner.gate.read().await;
+        let gate = Arc::clone(&inner.gate).read_owned().await;
         let inventory = inner.inventory.borrow().clone();
         let offering = inventory
             .resources
@@ -142,7 +142,7 @@ impl Plugin for Service {
         let alloc_id = inner.disk.next_alloc_id();
         let mut edits = ContainerEdits::default();
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
-        let grant = grant(inner, &self.resource, alloc_id, &ids, edits.clone());
+        let grant = grant(inner, &self.resource, alloc_id.clone(), &ids, edits.clone());
         // A shared device may have several holders.
         let doubt = offering.spec.is_exclusive().then(|| {
             let mut cores = inner.lock();
@@ -165,6 +165,7 @@ impl Plugin for Service {
             return Err(Status::failed_precondition(refusal.to_string()));
         }
         inner.commit(vec![Entry::Grant(Arc::new(grant))]).await;
+        inner.process.spawn(Arc::clone(inner).hold_until_recorded(gate, vec![alloc_id]));
         Ok(Some(edits))
     }
 
