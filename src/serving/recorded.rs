@@ -13,7 +13,7 @@ use tokio::sync::{OwnedRwLockReadGuard, watch};
 
 /// The kubelet has recorded an answer by then, also where its checkpoint does not show it, or the
 /// answer was lost.
-pub(crate) const RECORDED_WITHIN: Duration = Duration::from_secs(10);
+pub const RECORDED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Keeps `gate` locked for reading until the grants with these ids are bound.
 pub(crate) fn hold_until_recorded(

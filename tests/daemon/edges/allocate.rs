@@ -12,7 +12,9 @@ use holdfast::kubelet::checkpoint::CheckpointReader;
 use holdfast::kubelet::pod_resources::PodResources;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
-use holdfast::lab::sim::kubelet::{Hook, KubeletConfig, PodPhase, PodSpec, Profile, Verdict};
+use holdfast::lab::sim::kubelet::{
+    Hook, HookTable, KubeletConfig, PodPhase, PodSpec, Profile, Verdict,
+};
 use holdfast::ledger::{LedgerActor, LedgerConfig};
 use holdfast::messages::{Reconcile, Record, WithReply};
 use holdfast::store::Store;
@@ -150,6 +152,59 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
         ledger.send(Reconcile).await.unwrap();
         lister.was_requested(before_allocate + 1).await;
         arbiter.stop();
+    });
+}
+
+/// Until the kubelet has recorded an answer, a listing would make it forget the device, and it would
+/// give the device to the next pod too.
+#[test]
+fn edge_13_no_listing_begins_before_the_kubelet_has_recorded_an_answer() {
+    run(async {
+        let (node, hooks) = (Node::with(&[("gpu", 3)]), HookTable::default());
+        let lister = Lister::start(&node, Answer::Busy);
+        let config = KubeletConfig { hooks: hooks.clone(), ..node.kubelet_config() };
+        let kubelet = node.start_old_kubelet(config).await;
+        let app = node.start_app().await;
+        offered(&kubelet, &gpu(), 3).await;
+        let pod =
+            |name: &str| kubelet.add_pod(PodSpec::new("default", name).app("main", &gpu(), 1));
+        let is_named = |grant: &Arc<Grant>| grant.pod().is_some_and(|pod| pod.name.is_some());
+        let ended = soon("an admission", pod("ended")).await;
+        granted(&app, "its name", |grants| grants.iter().any(is_named)).await;
+        // Until its log folder is there, this pod has no name.
+        let logs = node.path("host/var/log/pods");
+        std::fs::remove_dir_all(&logs).unwrap();
+        std::fs::write(&logs, "").unwrap();
+        let unnamed = soon("an admission", pod("unnamed")).await;
+        granted(&app, "the grant is bound", |grants| {
+            grants.iter().any(|grant| is_bound_to(grant, &unnamed.uid))
+        })
+        .await;
+        let cgroup = format!("host/sys/fs/cgroup/kubepods/pod{}", ended.uid);
+        std::fs::remove_dir_all(node.path(&cgroup)).unwrap();
+        let look = app.actors.ledger.mailbox::<Reconcile>();
+        look.send(Reconcile);
+        lister.was_requested(1).await;
+
+        let mut answered = hooks.gate(Hook::AfterAllocate);
+        let held = async {
+            soon("an answer", answered.reached()).await;
+            let before = lister.requests();
+            // A pass that needs a listing learns the name.
+            std::fs::remove_file(&logs).unwrap();
+            std::fs::create_dir_all(logs.join(format!("default_unnamed_{}", unnamed.uid))).unwrap();
+            look.send(Reconcile);
+            granted(&app, "both names", |grants| {
+                grants.iter().filter(|it| is_named(it)).count() == 2
+            })
+            .await;
+            assert_eq!(lister.requests(), before, "pods were listed before the record");
+            answered.open(Verdict::Pass);
+            before
+        };
+        let (_, before) = join(soon("an admission", pod("next")), held).await;
+        lister.was_requested(before + 1).await;
+        app.shut_down().await;
     });
 }
 

@@ -110,6 +110,7 @@ const EDGES: [(u8, &str, Verdict); 44] = [
             &[
                 "edge_13_both_holders_of_a_device_that_is_granted_twice_are_known",
                 "edge_13_no_listing_begins_while_an_allocate_is_under_way",
+                "edge_13_no_listing_begins_before_the_kubelet_has_recorded_an_answer",
                 "edge_13_a_removed_pod_is_released_without_a_listing",
             ],
             "open: a listing for a pod that has ended and stays may begin between the daemon's answer and its record in the kubelet, \

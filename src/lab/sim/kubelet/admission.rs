@@ -263,12 +263,13 @@ async fn call(
         }
     };
     let answered_at = shared.environment.now();
+    shared.hook(instance, Hook::AfterAllocate).await;
+    // A listing does no harm from now on: the answer is recorded in the same step.
     shared
         .with_instance(instance, |present| {
             present.allocating = present.allocating.saturating_sub(1);
         })
         .ok_or(Halt::Over)?;
-    shared.hook(instance, Hook::AfterAllocate).await;
     let edits = match answer {
         Ok(Some(edits)) => edits,
         // As in the kubelet, the reservation stays: only a purge or a failed call drops it.
