@@ -155,7 +155,7 @@ fn edge_13_no_listing_begins_while_an_allocate_is_under_way() {
     });
 }
 
-/// Until the kubelet has recorded an answer, a listing would make it forget the device, and it would
+/// Until the kubelet has recorded an answer, a listing would make it forget the device. It would
 /// give the device to the next pod too.
 #[test]
 fn edge_13_no_listing_begins_before_the_kubelet_has_recorded_an_answer() {
