@@ -17,6 +17,8 @@ pub enum Safeguard {
     Broadcast,
     /// The kubelet's list is compared with ours.
     Audit,
+    /// No pods are listed before the kubelet has recorded an answer.
+    ListAfterRecord,
     /// A device that a running container of another pod provably has is not granted (I2).
     RefusalOnProof,
     /// An object that a container holds by one id is not granted by another id (I2).

@@ -6,7 +6,7 @@ use super::hardware::Hardware;
 use super::registration::Registration;
 use crate::domain::{
     AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, GrantState, Inventory,
-    PendingHooks, PodReport, ResourceName,
+    PendingHooks, PodReport, ResourceName, Safeguard,
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
@@ -255,7 +255,8 @@ impl Inner {
         let is_granted = |id| {
             self.lock().ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
         };
-        while answered.iter().any(is_granted) && self.node.handle().now() < until {
+        let is_over = || self.node.handle().now() >= until;
+        while Safeguard::ListAfterRecord.is_on() && answered.iter().any(is_granted) && !is_over() {
             self.node.handle().sleep(RECORDED_LOOK).await;
         }
         drop(gate);

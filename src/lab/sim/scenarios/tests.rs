@@ -109,8 +109,8 @@ fn no_oracle_is_violated() {
 #[test]
 fn without_any_one_safeguard_an_oracle_is_violated() {
     use Safeguard::{
-        Audit, Broadcast, HeldIds, ReRegister, RefusalOnProof, SettlingRegister, StreamDeadline,
-        UniqueSockets,
+        Audit, Broadcast, HeldIds, ListAfterRecord, ReRegister, RefusalOnProof, SettlingRegister,
+        StreamDeadline, UniqueSockets,
     };
     // Most missing safeguards are detected within a hundred seeds.
     for safeguard in [
@@ -121,6 +121,7 @@ fn without_any_one_safeguard_an_oracle_is_violated() {
         HeldIds,
         UniqueSockets,
         Broadcast,
+        ListAfterRecord,
         RefusalOnProof,
     ] {
         let found = safeguard.without(|| {
