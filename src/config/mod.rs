@@ -64,4 +64,5 @@ pub use labels::{ComparedLabels, Labels, copied_labels, copy_of_labels};
 pub use merge::{Examined, PROBLEMS_MAX, load};
 pub use node::Node;
 pub use section::Section;
+pub(crate) use validated::POD_RESOURCES;
 pub use validated::{Config, DEFAULT_PATH, Roots};

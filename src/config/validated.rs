@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub const DEFAULT_PATH: &str = "/etc/holdfast/config.toml";
 
 /// The socket of the pod-resources API below the kubelet's `--root-dir`.
-const POD_RESOURCES: &str = "pod-resources/kubelet.sock";
+pub(crate) const POD_RESOURCES: &str = "pod-resources/kubelet.sock";
 
 /// The four root directories of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 use super::Scan;
 use super::char_devices::{CharDevices, note_failure};
 use super::describe::Shared;
-use super::disks::Disks;
+use super::disks::{DISK_LINKS, Disks};
 use super::matches::{Match, matches};
 use super::node_names::{HeldNode, NamedNode, NodeName, base_name, below_devices, name_nodes};
 use super::numa::NumaNodes;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// plugged in.
 const LINK_FOLDERS: [&str; 8] = [
     "dev/serial/by-id",
-    "dev/disk/by-id",
+    DISK_LINKS,
     "dev/v4l/by-id",
     "dev/input/by-id",
     "dev/serial/by-path",

@@ -27,6 +27,9 @@ use std::collections::BTreeSet;
 const MOUNTS: &str = "proc/1/mountinfo";
 /// udev's records of devices.
 pub(super) const UDEV_DATA: &str = "run/udev/data";
+/// The folder of udev's links to disks by their own identities. A link of NVMe is `nvme-<wwid>`
+/// (systemd `rules.d/60-persistent-storage.rules`).
+pub(crate) const DISK_LINKS: &str = "dev/disk/by-id";
 /// The most disks below one volume that are read: as many as a rack has.
 const STACKED_MAX: usize = 256;
 /// The members of pools: udev's name, and the name in messages.

@@ -2,9 +2,8 @@
 
 mod groups;
 
-use super::DISK_LINKS;
 use super::char_devices::{CharDevices, note_failure};
-use super::disks::Disks;
+use super::disks::{DISK_LINKS, Disks};
 use super::node_names::base_name;
 use super::patterns::Dev;
 use super::udev;

@@ -61,6 +61,7 @@ mod vfio;
 mod xid;
 
 pub use chardev::{known_node, objects_of_node};
+pub(crate) use disks::DISK_LINKS;
 pub use disks::used_for;
 pub use event::event;
 pub use identity::remember;
@@ -71,7 +72,6 @@ pub use nvidia_driver::{KnownHook, no_nvidia_driver, nvidia_driver};
 pub use nvidia_features::{gds_files, imex_channel, nvidia_feature_nodes, nvidia_features};
 pub use nvidia_node::nvidia_node;
 pub use nvidia_programs::{NvidiaPrograms, nvidia_programs};
-pub(crate) use nvme::LINKS as DISK_LINKS;
 pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};
 pub use profiles::spec_named;

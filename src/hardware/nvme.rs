@@ -2,16 +2,12 @@
 //!
 //! A controller with one namespace is one device. With several namespaces each of them is a device.
 
-use super::disks::{Disks, disk_of};
+use super::disks::{DISK_LINKS, Disks, disk_of};
 use super::facts::{Facts, Part, required};
 use super::pci::folder;
 use crate::domain::{Device, DeviceClass, DeviceNode, PciFunction};
 use crate::host::HostRoot;
 use std::collections::BTreeMap;
-
-/// The folder of udev's links to disks by their own identities. One of them is `nvme-<wwid>`
-/// (systemd `rules.d/60-persistent-storage.rules`).
-pub(crate) const LINKS: &str = "dev/disk/by-id";
 
 pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) -> Facts {
     let mut facts = Facts::default();
@@ -51,7 +47,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
         };
         let (nsid, wwid) = (of_disk("nsid"), of_disk("wwid"));
         let node = required(format!("/dev/{disk}"));
-        let link = wwid.as_ref().map(|wwid| format!("/{LINKS}/nvme-{}", plain(wwid)));
+        let link = wwid.as_ref().map(|wwid| format!("/{DISK_LINKS}/nvme-{}", plain(wwid)));
         let link = link.filter(|link| root.canonical_node(link).as_ref() == Some(&node.host));
         facts.nodes.push(DeviceNode { link, ..node });
         facts.note("nsid", nsid);
@@ -127,8 +123,8 @@ mod tests {
         for node in ["nvme4n1", "nvme5n1"] {
             write(dir.path(), &format!("dev/{node}"), "");
         }
-        let link = dir.path().join(LINKS).join("nvme-eui.0025385591b03a1f");
-        std::fs::create_dir_all(dir.path().join(LINKS)).unwrap();
+        let link = dir.path().join(DISK_LINKS).join("nvme-eui.0025385591b03a1f");
+        std::fs::create_dir_all(dir.path().join(DISK_LINKS)).unwrap();
         let disk = PciFunction { nvme: vec!["nvme4".into()], ..function("0000:05:00.0") };
         let root = HostRoot::new(dir.path());
         let lasting_path =

@@ -41,13 +41,8 @@ impl World {
             resource("gpu"),
             resource("nic"),
         ));
-        let manager = ClaimManager::start(ClaimsConfig {
-            kubelet_dir: node.path("kubelet"),
-            release: Release::V1_36,
-            appends: Some(true),
-            times,
-        });
-        World { node, server, manager: manager.unwrap() }
+        let manager = claim_manager(node.path("kubelet"), times);
+        World { node, server, manager }
     }
 
     pub(crate) fn start(&self) -> Daemon {
@@ -123,6 +118,12 @@ impl World {
         grants.retain(|grant| grant["claim"]["name"] == claim);
         grants
     }
+}
+
+/// The DRA manager of a kubelet with this `--root-dir`.
+pub(crate) fn claim_manager(kubelet_dir: PathBuf, times: Times) -> ClaimManager {
+    let (release, appends) = (Release::V1_36, Some(true));
+    ClaimManager::start(ClaimsConfig { kubelet_dir, release, appends, times }).unwrap()
 }
 
 pub(crate) fn claim_ref(name: &str) -> ClaimRef {

@@ -2,11 +2,11 @@
 //! the ledger has lost.
 
 use crate::common::{Daemon, run, soon, until};
-use crate::dra::{NODE, World, claim_ref, stop};
+use crate::dra::{NODE, World, claim_manager, claim_ref, stop};
 use holdfast::domain::DRA_DRIVER;
 use holdfast::lab::sim::api_server::{Fault, Kind, User};
 use holdfast::lab::sim::kubelet::Kubelet;
-use holdfast::lab::sim::kubelet::claims::{Claim, ClaimManager, ClaimsConfig, Release, Times};
+use holdfast::lab::sim::kubelet::claims::{Claim, Release, Times};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -348,13 +348,7 @@ fn a_kubelet_with_a_root_dir_has_drivers_and_its_record_of_claims_there() {
         let mut world = World::new(2).await;
         let root = world.node.path("root");
         world.manager.stop().await;
-        let config = ClaimsConfig {
-            kubelet_dir: root.clone(),
-            release: Release::V1_36,
-            appends: Some(true),
-            times: Times::default(),
-        };
-        world.manager = ClaimManager::start(config).unwrap();
+        world.manager = claim_manager(root.clone(), Times::default());
         let text = fs::read_to_string(world.node.config_file()).unwrap();
         let socket = root.join("pod-resources/kubelet.sock").display().to_string();
         world.node.write_config(&format!("{text}[kubelet]\npod_resources_socket = {socket:?}\n"));

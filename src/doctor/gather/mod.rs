@@ -16,7 +16,7 @@ mod reviews;
 mod runtime;
 
 use super::Facts;
-use crate::config::{self, Config, Node, Roots};
+use crate::config::{self, Config, Node, POD_RESOURCES, Roots};
 use crate::host as system;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -47,10 +47,7 @@ impl Target {
     /// Path of the pod-resources socket.
     fn pod_resources(&self, config: Option<&Config>) -> PathBuf {
         let kubelet = &self.roots.kubelet;
-        config.map_or_else(
-            || kubelet.join("pod-resources/kubelet.sock"),
-            |config| config.pod_resources(kubelet),
-        )
+        config.map_or_else(|| kubelet.join(POD_RESOURCES), |config| config.pod_resources(kubelet))
     }
 }
 

@@ -113,8 +113,8 @@ const EDGES: [(u8, &str, Verdict); 44] = [
                 "edge_13_no_listing_begins_before_the_kubelet_has_recorded_an_answer",
                 "edge_13_a_removed_pod_is_released_without_a_listing",
             ],
-            "open: a listing for a pod that has ended and stays may begin between the daemon's answer and its record in the kubelet, \
-             or during an Allocate of another plugin; an id that is granted twice is not refused with proof (I2), both holders are known",
+            "open: a listing for a pod that has ended and stays may be on its way when the kubelet reserves a device, \
+             or begin during an Allocate of another plugin; an id that is granted twice is not refused with proof (I2), both holders are known",
         ),
     ),
     (

@@ -12,7 +12,7 @@
 //! | O8 | when idle | Allocate is answered in less than 100 ms, including with a slow disk |
 //! | O9 | — | CDI names that resolve: empty, because no contract of Holdfast gives any |
 //! | O10 | at the end | Registers and lists stay in limits (below); no Register when idle |
-//! | O11 | always | no listing of ours until the kubelet has recorded an Allocate's answer |
+//! | O11 | always | no listing of ours between an Allocate and its record in the kubelet |
 //!
 //! O5: the client is tracked, not stopped and streaming, and the kubelet's list is the inventory.
 //! O10: at most 20 Registers of a resource with one kubelet in any second, and 20 lists on any one
