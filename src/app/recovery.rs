@@ -94,12 +94,9 @@ fn restore(
         }
     };
     let ids: BTreeSet<AllocId> = stored.iter().map(|stored| stored.alloc_id.clone()).collect();
-    let grants = rebuild(
-        stored,
-        &store.known_among(&ids)?,
-        &recovered.names,
-        Timestamp::from_system(SystemTime::now()),
-    );
+    let known = store.known_among(ids)();
+    let grants =
+        rebuild(stored, &known, &recovered.names, Timestamp::from_system(SystemTime::now()));
     store.adopt(&grants)?;
     let adopted = grants.len();
     recovered.grants.extend(grants);

@@ -11,14 +11,7 @@ const TAKE_OVER_DEADLINE: Duration = Duration::from_secs(5);
 /// are offered.
 pub(super) async fn from_other_plugins(ledger: &Mailbox<TakeOver>, resources: Vec<ResourceName>) {
     let taken = ledger.call(TakeOver(resources), TAKE_OVER_DEADLINE).await;
-    match taken.map_err(|error| error.to_string()).and_then(|taken| taken) {
-        Ok(0) => {}
-        Ok(grants) => tracing::info!(
-            grants,
-            "recorded grants that another plugin made; their containers keep the devices"
-        ),
-        Err(error) => {
-            tracing::warn!(%error, "cannot read the grants of another plugin; a device that only such a grant names is not listed");
-        }
+    if let Err(error) = taken {
+        tracing::warn!(%error, "the grants of another plugin are not recorded yet; a device that only such a grant names is not listed");
     }
 }

@@ -26,8 +26,10 @@ use std::time::Duration;
 
 /// The delay after the start: registrations, and the opening of the query database, come first.
 const AFTER: Duration = Duration::from_secs(1);
-/// The delay before the next try if the query database could not be queried.
+/// The delay before the next try while the query database opens.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// The same after an error.
+const AFTER_ERROR: Duration = Duration::from_secs(60);
 
 /// The result of a comparison.
 #[derive(Debug, Message)]
@@ -35,8 +37,8 @@ const AGAIN_AFTER: Duration = Duration::from_secs(5);
 enum Lacking {
     /// Our answers in the checkpoint that the ledger never had.
     These(Vec<CheckpointGrant>),
-    /// The released grants cannot be read yet.
-    Unknown,
+    /// The released grants or the checkpoint cannot be read yet.
+    Unknown(Duration),
 }
 
 impl LedgerActor {
@@ -52,10 +54,11 @@ impl LedgerActor {
                 Ok(lacking) if lacking.is_empty() => return,
                 Ok(lacking) => Lacking::These(lacking),
                 Err(error) if matches!(error.downcast_ref(), Some(StoreError::Unopened { .. })) => {
-                    Lacking::Unknown
+                    Lacking::Unknown(AGAIN_AFTER)
                 }
                 Err(error) => {
-                    return tracing::warn!(%error, "could not compare the ledger with the kubelet's checkpoint");
+                    tracing::warn!(%error, "cannot compare the ledger with the kubelet's checkpoint; trying again in a minute");
+                    Lacking::Unknown(AFTER_ERROR)
                 }
             };
             // If the actor has failed in the meantime, its successor compares again.
@@ -94,9 +97,12 @@ impl Handler<Lacking> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, lacking: Lacking, context: &mut Self::Context) {
-        let Lacking::These(mut lacking) = lacking else {
-            context.run_later(AGAIN_AFTER, Self::look_for_lacking_now);
-            return;
+        let mut lacking = match lacking {
+            Lacking::These(lacking) => lacking,
+            Lacking::Unknown(pause) => {
+                context.run_later(pause, Self::look_for_lacking_now);
+                return;
+            }
         };
         lacking.retain(|kept| self.ledger.grant(&kept.alloc_id).is_none());
         let grants = rebuild(lacking, &BTreeSet::new(), self.ledger.names(), host::now().wall);

@@ -16,6 +16,10 @@ use crate::messages::{Reconcile, TakeOver};
 use actix::{ActorFutureExt, AsyncContext, Handler, ResponseActFuture, WrapFuture};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// The delay before the next try after an error.
+const AFTER_ERROR: Duration = Duration::from_secs(60);
 
 /// The answers of other plugins for these resources in the kubelet's checkpoint.
 fn others(
@@ -34,20 +38,15 @@ fn others(
 impl Handler<TakeOver> for LedgerActor {
     type Result = ResponseActFuture<Self, Result<usize, String>>;
 
-    fn handle(&mut self, TakeOver(resources): TakeOver, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, message: TakeOver, _: &mut Self::Context) -> Self::Result {
+        let TakeOver(resources) = message.clone();
         let (checkpoint, store) = (self.config.checkpoint.clone(), Arc::clone(&self.config.store));
         let read = move || {
             let kept = others(&checkpoint, &resources).map_err(|error| error.to_string())?;
             let ids: BTreeSet<AllocId> = kept.iter().map(|kept| kept.alloc_id.clone()).collect();
-            // A released grant may stay in the checkpoint until its next write. If it comes back
-            // here, it is released again.
-            let live = || ids.iter().filter(|id| lock(&store).is_live(id)).cloned().collect();
-            let known = if ids.is_empty() {
-                BTreeSet::new()
-            } else {
-                lock(&store).known_among(&ids).unwrap_or_else(|_| live())
-            };
-            Ok((kept, known))
+            // A released grant may stay in the checkpoint until its next write.
+            let known = lock(&store).known_among(ids);
+            Ok((kept, known()))
         };
         let read = async move {
             tokio::task::spawn_blocking(read).await.unwrap_or_else(|error| Err(error.to_string()))
@@ -80,16 +79,28 @@ impl Handler<TakeOver> for LedgerActor {
             }
             .into_actor(this)
         };
-        let publish =
-            |recorded: Result<usize, String>, this: &mut Self, context: &mut Self::Context| {
-                if recorded.as_ref().is_ok_and(|count| *count > 0) {
+        let publish = |recorded: Result<usize, String>,
+                       this: &mut Self,
+                       context: &mut Self::Context| {
+            match &recorded {
+                Ok(0) => {}
+                Ok(grants) => {
+                    tracing::info!(
+                        grants,
+                        "recorded grants that another plugin made; their containers keep the devices"
+                    );
                     // The next list must contain them.
                     this.publish();
                     // The checkpoint does not contain the pods' names.
                     context.notify(Reconcile);
                 }
-                recorded
-            };
+                Err(error) => {
+                    tracing::warn!(%error, "cannot record the grants of another plugin; a device that only such a grant names is not listed; trying again in a minute");
+                    context.notify_later(message, AFTER_ERROR);
+                }
+            }
+            recorded
+        };
         Box::pin(read.into_actor(self).then(record).map(publish))
     }
 }

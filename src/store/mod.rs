@@ -304,23 +304,27 @@ impl Store {
         self.live.contains_key(id)
     }
 
-    /// Returns the known ones among these grants, live or released. While the query database opens,
-    /// only live grants are known. A released grant that is taken over again is released again once
-    /// its pod is absent.
-    ///
-    /// # Errors
-    /// When the query database fails: the released grants are unknown then.
-    pub fn known_among(&self, ids: &BTreeSet<AllocId>) -> Result<BTreeSet<AllocId>, StoreError> {
+    /// A function that returns the known ones among these grants, live or released. It waits for
+    /// the query database, so it is called without a lock of the store. While that opens, or if it
+    /// fails, only live grants are known: a released grant that is taken over again is released
+    /// again once its pod is absent.
+    pub fn known_among(
+        &self,
+        ids: BTreeSet<AllocId>,
+    ) -> impl FnOnce() -> BTreeSet<AllocId> + Send + use<> {
         let mut known: BTreeSet<AllocId> =
             ids.iter().filter(|id| self.is_live(id)).cloned().collect();
-        if known.len() < ids.len() {
-            match self.released_grants().and_then(|released| released.look_up(ids)) {
-                Ok((released, _)) => known.extend(released),
-                Err(StoreError::Unopened { .. }) => {}
-                Err(error) => return Err(error),
+        let released = (known.len() < ids.len()).then(|| self.released_grants());
+        move || {
+            match released.map(|released| released.and_then(|released| released.look_up(&ids))) {
+                Some(Ok((released, _))) => known.extend(released),
+                None | Some(Err(StoreError::Unopened { .. })) => {}
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "cannot read released grants; one that the kubelet still has is held until its end is proven again");
+                }
             }
+            known
         }
-        Ok(known)
     }
 
     /// Takes the entries that only the query database has, if it was opened after the start. They

@@ -198,7 +198,7 @@ fn a_damaged_journal_with_a_slow_database_is_reported_and_repaired_later() {
         recovered.report
     );
     let ids = [1, 2].map(|n| grant(n).alloc_id).into();
-    assert_eq!(store.known_among(&ids).unwrap().len(), 1, "the kubelet has the unknown one");
+    assert_eq!(store.known_among(ids)().len(), 1, "the kubelet has the unknown one");
     drop(held);
     until_open(&store);
     let found = store.take_found();
