@@ -109,7 +109,7 @@ pub use pace::Pace;
 pub use pci::{ParsePciAddressError, PciAddress, PciFunction, is_scalable_name};
 pub use pending_release::{MissingProof, PendingRelease, PendingReleases, PodSight};
 pub use plan::Plan;
-pub use pod::{PodName, PodRef};
+pub use pod::{PodName, PodRef, is_of_static_pod};
 pub use policy::{AtKubeletStart, HealthPolicy, Policy, Refuse, WhenNotDurable};
 pub use printable::{Printable, clip_middle, is_unprintable, printable, printable_json};
 pub use refusal::Refusal;

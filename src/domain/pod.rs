@@ -29,6 +29,14 @@ impl PodRef {
     }
 }
 
+/// Whether a pod with this UID is a static one: the UID is a hash of its manifest, 32 hexadecimal
+/// digits (`applyDefaults` in `pkg/kubelet/config/common.go`). One from the API server has dashes.
+/// A static pod that was removed may return with its UID.
+#[must_use]
+pub fn is_of_static_pod(uid: &str) -> bool {
+    uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Namespace and name of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {

@@ -2,7 +2,7 @@
 //! lost its checkpoint.
 
 use crate::checks::{of, running};
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Held};
 use crate::node::Node;
 use crate::pods::Pod;
 use crate::view::{Grants, agreement, forget_checkpoint};
@@ -204,4 +204,16 @@ pub(crate) fn a_static_pod_that_returns_releases_its_former_device(node: &Node, 
         next.phase, next.message
     ));
     assert!(next.runs(), "the kubelet gave it a free device: {}", next.message);
+    // It returns after its release. The kubelet may start it with its former device, and without
+    // another Allocate.
+    node.pods.delete("back");
+    let is_back = |held: &Held| {
+        held.holder.as_ref().is_some_and(|holder| holder.starts_with("default/back-"))
+    };
+    wait_for("its device is released", SOON, || (!daemon.who().iter().any(is_back)).then_some(()));
+    node.pods.create("back", EXCLUSIVE, 1, false);
+    running(node, "back");
+    wait_for("the ledger has the pod that returned", SOON, || {
+        daemon.who().iter().any(is_back).then_some(())
+    });
 }

@@ -5,7 +5,7 @@ use super::evidence::ABSENCE_MIN;
 use super::watchlist::{SOON_FOR, Watchlist};
 use crate::domain::{
     AllocId, CgroupState, ClaimEvidence, Grant, GrantState, Moment, Observation, PodName, PodRef,
-    PodReport, Timestamp,
+    PodReport, Timestamp, is_of_static_pod,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -53,9 +53,9 @@ pub struct Agenda {
     early: BTreeSet<String>,
     /// Pods without a running process for [`LIST_AFTER`].
     ended: BTreeSet<String>,
-    /// Pods that two reports of the kubelet lacked, and that were not seen to run in this boot.
-    /// With the boot of their grants.
-    absent: BTreeMap<String, String>,
+    /// Pods that two reports of the kubelet lacked and that may return, unless they are of this
+    /// boot. With the boot of their grants; a static pod may return in any boot.
+    absent: BTreeMap<String, Option<String>>,
 }
 
 /// What the kubelet's pod-resources API is asked.
@@ -124,8 +124,10 @@ impl Agenda {
         for (pods, is_one) in noted {
             pods.extend(is_one.then(|| uid.clone()));
         }
-        if absences >= 2 && absent_for >= ABSENCE_MIN && !watchlist.was_alive(uid) {
-            self.absent.insert(uid.clone(), grant.boot_id.clone());
+        let is_static = is_of_static_pod(uid);
+        if absences >= 2 && absent_for >= ABSENCE_MIN && (is_static || !watchlist.was_alive(uid)) {
+            let boot_id = (!is_static).then(|| grant.boot_id.clone());
+            self.absent.insert(uid.clone(), boot_id);
         }
     }
 
@@ -171,7 +173,7 @@ impl Agenda {
     }
 
     /// Whether only the kubelet's checkpoint keeps a grant of a pod that was removed: without
-    /// another proof the pod may start again after a boot ([`super::reconcile()`]). A listing frees
+    /// another proof the pod may start again ([`super::reconcile()`]). A listing frees
     /// its devices in the kubelet's memory, unless it has not heard from the API server. The
     /// checkpoint follows with the next list of a device plugin, or the next Allocate.
     #[must_use]
@@ -180,7 +182,8 @@ impl Agenda {
         let is_kept = |uid: &String| {
             seen.checkpoint.as_ref().is_some_and(|checkpoint| !checkpoint.of_pod(uid).is_empty())
         };
-        let mut absent = self.absent.iter().filter(|(_, boot)| **boot != seen.boot_id);
+        let may_return = |boot: &Option<String>| boot.as_ref() != Some(&seen.boot_id);
+        let mut absent = self.absent.iter().filter(|(_, boot)| may_return(boot));
         seen.kubelet_settled && absent.any(|(uid, _)| is_removed(uid) && is_kept(uid))
     }
 

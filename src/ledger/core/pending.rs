@@ -8,7 +8,7 @@ use super::evidence::ABSENCE_MIN;
 use super::{Ledger, Watchlist};
 use crate::domain::{
     CgroupState, Grant, GrantState, MissingProof, Moment, PendingRelease, PendingReleases, PodRef,
-    PodSight, Timestamp,
+    PodSight, Timestamp, is_of_static_pod,
 };
 
 /// Milliseconds after the binding of its grant in which a pod without a process counts as starting,
@@ -69,16 +69,16 @@ pub fn pending_releases(
 fn of_container(
     watchlist: &Watchlist,
     grant: &Grant,
-    pod: &PodRef,
+    holder: &PodRef,
     bound_at: Timestamp,
     suspect_at: Option<Timestamp>,
     now: &Now<'_>,
 ) -> Option<PendingRelease> {
-    let cgroup = (now.cgroup)(&pod.uid);
-    let was_seen = watchlist.was_alive(&pod.uid);
+    let cgroup = (now.cgroup)(&holder.uid);
+    let was_seen = watchlist.was_alive(&holder.uid);
     let may_come_back = grant.boot_id != now.boot_id && !was_seen;
     let has_had_time = suspect_at.is_some() || now.has_had_time(bound_at);
-    let was_there = watchlist.was_there(&pod.uid) || now.has_gone(&pod.uid, cgroup);
+    let was_there = watchlist.was_there(&holder.uid) || now.has_gone(&holder.uid, cgroup);
     let has_started = has_had_time || was_there;
     let pod = match cgroup {
         CgroupState::Populated | CgroupState::Unknown if suspect_at.is_none() => return None,
@@ -98,7 +98,8 @@ fn of_container(
         waits_for.push(MissingProof::Lists);
     }
     waits_for.extend(of_cgroup(cgroup));
-    if may_come_back && !watchlist.is_forgotten(&grant.alloc_id) {
+    if (may_come_back || is_of_static_pod(&holder.uid)) && !watchlist.is_forgotten(&grant.alloc_id)
+    {
         waits_for.push(MissingProof::Checkpoint);
     }
     Some(PendingRelease { pod, since: suspect_at, lists, waits_for })

@@ -15,6 +15,8 @@
 //!   pods.
 //! - After a reboot: the pod was seen to run again, or the checkpoint has no entry of it either.
 //!   Rules out: a pod that will be started again, while no cgroup exists yet.
+//! - Of a static pod: the checkpoint has no entry of it. Rules out: a pod whose manifest returns.
+//!   It has its UID again, and the kubelet starts it with the remembered devices.
 //!
 //! `handed_on` is decided when the next pod's container is about to start ([`super::passage()`]).
 //! The kubelet's checkpoint has the device for that pod and no entry of the former pod. So the
@@ -43,6 +45,7 @@ use super::prepared::prepared;
 use super::watchlist::{Absence, Unbound, Watchlist};
 use crate::domain::{
     CgroupState, Entry, Grant, GrantState, Moment, Observation, PodRef, PodReport, Timestamp,
+    is_of_static_pod,
 };
 
 /// `released_by` of a pod that was removed.
@@ -247,7 +250,9 @@ fn is_over(
     is_superseded && (watchlist.ended.contains_key(id) || watchlist.lacked.contains(id))
 }
 
-/// Whether no process of the pod runs, and none will run again.
+/// Whether no process of the pod runs, and none will run again with this grant. While the kubelet
+/// remembers the grant, a pod that returns gets it without another Allocate: after a boot, or a
+/// static pod whose manifest returns.
 fn is_dead(
     watchlist: &Watchlist,
     grant: &Grant,
@@ -257,5 +262,5 @@ fn is_dead(
 ) -> bool {
     let gone = evidence.cgroup(uid) == CgroupState::Absent;
     let started_again = grant.boot_id == observation.boot_id || watchlist.alive.contains(uid);
-    gone && (started_again || evidence.checkpoint_lacks(uid))
+    gone && (started_again && !is_of_static_pod(uid) || evidence.checkpoint_lacks(uid))
 }
