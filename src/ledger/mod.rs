@@ -4,8 +4,8 @@
 //! - Consumes: `Record` and `CheckStart` from serving, `RecordClaim`, `ReleaseClaim` and
 //!   `RestoreClaims` from dra, `RecordVerdicts` from health, `Remember` and `Found` from discovery,
 //!   `Reconcile` from the host watch, dra and its own timer, `HookEnded` from the hook runner,
-//!   `TakeOver` from the app, `Publish`, `FindPending` and `ReleaseStuck` from the admin interface,
-//!   and the inventory (watch), whose ids it remembers for the next process.
+//!   `TakeOver` from the app and registration, `Publish`, `FindPending` and `ReleaseStuck` from the
+//!   admin interface, and the inventory (watch), whose ids it remembers for the next process.
 //! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
 //!   watch), and `Forget` to health.
 //! - Promises: nothing is answered before the store has it (I1). A grant changes its state only by
