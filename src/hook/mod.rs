@@ -13,6 +13,9 @@
 //! A run that was not possible (no process, thread or descriptor available) is no result: hooks are
 //! tried again, and a check changes no verdict. [`Outputs`] keeps the output of commands for the
 //! operator.
+//!
+//! The program of a check may wait in the kernel for a dead device, where it cannot be killed. Its
+//! check has failed then, and the device is not checked again before the program has ended.
 
 mod environment;
 mod records;
@@ -20,14 +23,15 @@ mod records;
 pub use environment::{Occasion, environment};
 pub use records::{HookOutput, NotRun, Outputs, Shortages};
 
-use crate::domain::{Device, Hook, PciAddress, Phase};
+use crate::domain::{Device, DeviceId, Hook, PciAddress, Phase};
 use crate::host::{self, CommandError, HostRoot, ResetError};
 use crate::telemetry::metrics;
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
-use std::time::Instant;
-use tokio::sync::{Semaphore, oneshot};
+use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Concurrent hooks before a start: enough for one container with all devices of a node, but not
 /// more processes than that.
@@ -40,6 +44,9 @@ const CHECKS_MAX: usize = 2;
 /// The number of threads that must be possible after a failed check. With less capacity, the system
 /// may have refused a process that the check wanted to start.
 const TASKS_OF_A_CHECK: usize = 8;
+
+/// How long the program of a check may take to end after it was killed.
+const KILLED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +90,9 @@ impl HookError {
     }
 }
 
+/// How a run ended, and the last line of its output.
+type Ended = (Result<(), HookError>, String);
+
 /// Runs hooks.
 #[derive(Debug, Clone)]
 pub struct HookExecutor {
@@ -90,6 +100,8 @@ pub struct HookExecutor {
     before_start: Arc<Semaphore>,
     after_release: Arc<Semaphore>,
     checks: Arc<Semaphore>,
+    /// The last check of a device that was killed and did not end: it keeps its value alive.
+    unkillable: Arc<Mutex<BTreeMap<DeviceId, Weak<()>>>>,
     outputs: Outputs,
     shortages: Shortages,
 }
@@ -106,6 +118,7 @@ impl HookExecutor {
             before_start,
             after_release,
             checks,
+            unkillable: Arc::default(),
             outputs: Outputs::default(),
             shortages: Shortages::default(),
         }
@@ -151,7 +164,7 @@ impl HookExecutor {
                         String::new(),
                     )
                 };
-                self.ended(slot, run).await
+                self.ended(Some(slot), run).await
             }
             Hook::Command { argv, limit } => {
                 let (argv, limit, env) =
@@ -169,7 +182,12 @@ impl HookExecutor {
                             }
                             (ended.map_err(HookError::from), output)
                         };
-                        let ran = self.ended(slot, run).await;
+                        let ran = if is_check {
+                            self.checked(slot, &occasion.device.id, limit + KILLED_WITHIN, run)
+                                .await
+                        } else {
+                            self.ended(Some(slot), run).await
+                        };
                         // Also closed when this future is dropped, at any point.
                         drop(cancel);
                         ran
@@ -181,13 +199,43 @@ impl HookExecutor {
         self.note(occasion, began, ran)
     }
 
+    /// Runs a check. Its result comes within this time, and then its slot is free for another
+    /// device, even if the run has not ended.
+    async fn checked(
+        &self,
+        _slot: OwnedSemaphorePermit,
+        device: &DeviceId,
+        within: Duration,
+        run: impl FnOnce() -> Ended + Send + 'static,
+    ) -> Ended {
+        let unkillable = || self.unkillable.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = || (Err(CommandError::Unkillable(within).into()), String::new());
+        unkillable().retain(|_, run| run.strong_count() > 0);
+        if unkillable().contains_key(device) {
+            return failed();
+        }
+        let running = Arc::new(());
+        let this = Arc::downgrade(&running);
+        let run = move || {
+            let _running = running;
+            run()
+        };
+        match tokio::time::timeout(within, self.ended(None, run)).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                unkillable().insert(device.clone(), this);
+                failed()
+            }
+        }
+    }
+
     /// Runs it on a thread of its own, which it may occupy for a day. Its slot is free only when
     /// the run has really ended, even if the caller no longer waits.
     async fn ended(
         &self,
-        slot: tokio::sync::OwnedSemaphorePermit,
-        run: impl FnOnce() -> (Result<(), HookError>, String) + Send + 'static,
-    ) -> (Result<(), HookError>, String) {
+        slot: Option<OwnedSemaphorePermit>,
+        run: impl FnOnce() -> Ended + Send + 'static,
+    ) -> Ended {
         let (sender, receiver) = oneshot::channel();
         let work = move || {
             let ended = run();
@@ -207,7 +255,7 @@ impl HookExecutor {
         &self,
         occasion: &Occasion,
         began: Instant,
-        (ended, output): (Result<(), HookError>, String),
+        (ended, output): Ended,
     ) -> Result<(), HookError> {
         let Occasion { phase, resource, device, .. } = occasion;
         let (now, wrote) = (host::now().wall, output.len());
@@ -247,7 +295,6 @@ fn function(device: &Device) -> Result<PciAddress, HookError> {
 mod tests {
     use super::environment::testing::occasion;
     use super::*;
-    use std::time::Duration;
 
     fn command(script: String) -> Hook {
         Hook::Command {
@@ -265,6 +312,41 @@ mod tests {
         assert!(matches!(function(device), Err(HookError::Part(_))));
         device.pci = None;
         assert!(matches!(function(device), Err(HookError::NoFunction)));
+    }
+
+    /// The runs stand for programs that wait in the kernel.
+    #[tokio::test]
+    async fn a_check_that_cannot_be_killed_has_failed_and_stops_no_other_check() {
+        let performer = HookExecutor::new(HostRoot::new("/nonexistent"));
+        let [short, long] = [10, 60_000].map(Duration::from_millis);
+        let check = async |id: &str, within: Duration, run: Box<dyn FnOnce() + Send>| {
+            let slot = Arc::clone(&performer.checks).acquire_owned().await.unwrap();
+            let run = move || {
+                run();
+                (Ok(()), String::new())
+            };
+            performer.checked(slot, &DeviceId::new(id), within, run).await.0
+        };
+        let stuck = |ended: &Result<(), HookError>| {
+            matches!(ended, Err(HookError::Command(CommandError::Unkillable(_))))
+        };
+        let ids = ["a", "b", "c"];
+        let mut ends = Vec::new();
+        for id in ids {
+            let (end, wait) = std::sync::mpsc::channel::<()>();
+            let ended = check(id, short, Box::new(move || _ = wait.recv())).await;
+            assert!(stuck(&ended), "{id} keeps no slot: {ended:?}");
+            ends.push(end);
+        }
+        assert!(stuck(&check("a", long, Box::new(|| panic!("it is not checked again"))).await));
+        assert!(check("d", long, Box::new(|| ())).await.is_ok());
+        drop(ends);
+        let is_gone =
+            || performer.unkillable.lock().unwrap().values().all(|it| it.strong_count() == 0);
+        while !is_gone() {
+            thread::yield_now();
+        }
+        assert!(check("a", long, Box::new(|| ())).await.is_ok());
     }
 
     /// The bound holds: the allowed number run, not one more, and the next begins when one ends.

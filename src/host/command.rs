@@ -40,6 +40,13 @@ pub enum CommandError {
     /// It exceeded its time limit.
     #[error("it was killed: it did not end within {}", humantime::format_duration(*.0))]
     TooLong(Duration),
+    /// The same, and its process waits in the kernel, where no signal ends it.
+    #[error(
+        "it did not end within {}, and it cannot be killed: the kernel waits, as for a device that \
+         does not answer",
+        humantime::format_duration(*.0)
+    )]
+    Unkillable(Duration),
     /// Its result is no longer needed.
     #[error("it was killed: its result is no longer needed")]
     Cancelled,
@@ -53,7 +60,7 @@ impl CommandError {
         match self {
             CommandError::NotStarted(_) | CommandError::Cancelled => true,
             CommandError::Failed(status) => status.signal() == Some(Signal::SIGKILL as i32),
-            CommandError::TooLong(_) => false,
+            CommandError::TooLong(_) | CommandError::Unkillable(_) => false,
         }
     }
 
