@@ -55,7 +55,7 @@ impl Wiring {
         let devices = Arc::new(devices.with_metadata(config.device_metadata.then_some(facts)));
         let name_of = names(node.clone());
         let preparer = ClaimPreparer::new(
-            Arc::new(ApiClaims { client: client.clone(), vendors: config.vendor_attributes }),
+            Arc::new(ApiClaims { client, vendors: config.vendor_attributes }),
             Arc::new(self.recorder(&records, &lost)),
             Arc::clone(&devices) as _,
             Arc::clone(&name_of),
@@ -79,8 +79,9 @@ impl Wiring {
         let healths = self.healths(name_of, health);
         let slices = SlicesTask {
             node,
+            // Requests on one connection wait for each other: no Prepare waits for a write.
+            client: Client::new(credentials.clone()),
             credentials,
-            client,
             host_root: self.host_root.clone(),
             inventory: views.inventory.clone(),
             grants: views.grants.clone(),

@@ -135,6 +135,11 @@ impl Publisher {
             Event::Accepted(slice) => self.accepted(slice, now),
             Event::Failed(failure) => self.failed(&failure, now),
             Event::KubeletRegistered => (self.kubelet_since, self.list_at) = (Some(now), now),
+            Event::OwnerRead(owner) if owner != self.owner => {
+                self.owner = owner;
+                self.write_after(GOOD_NEWS_AFTER, now);
+            }
+            Event::OwnerRead(_) => {}
             Event::ServerChanged => {
                 self.dropped.clear();
                 self.answers.clear();
@@ -317,6 +322,7 @@ impl Publisher {
             let pools = self.pools();
             let observed = Observed {
                 node: &self.node,
+                owner: self.owner.as_ref(),
                 mirror: &self.mirror,
                 answers: &self.answers,
                 generations: &self.generations,
@@ -325,7 +331,7 @@ impl Publisher {
             let write = observed.next_write(&pools);
             let searched = self.refusals.searched().cloned();
             let Some(place) = searched.filter(|_| write.is_none()) else {
-                return write.map(|write| self.owned(write));
+                return write.map(|write| write.owned_by(self.owner.as_ref()));
             };
             let found = self.refusals.accept(&place);
             self.narrowed(&found, &place, now);
@@ -361,13 +367,6 @@ impl Publisher {
     fn published(&self, pool: &str, device: &str) -> Option<&api::Device> {
         let slices = self.mirror.slices().filter(|slice| slice.spec.pool.name == pool);
         slices.flat_map(|slice| &slice.spec.devices).find(|known| known.name == device)
-    }
-
-    fn owned(&self, mut write: Write) -> Write {
-        if let Write::Create(slice, _) = &mut write {
-            slice.metadata.owner_references = self.owner.iter().cloned().collect();
-        }
-        write
     }
 
     /// Gives devices the place that they have at the API server: it may still have some that were

@@ -1,6 +1,6 @@
 //! What the publisher learns, requests and reports.
 
-use super::super::api::ResourceSlice;
+use super::super::api::{OwnerReference, ResourceSlice};
 use super::super::wanted::WantedDevices;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ pub enum Event {
     Failed(Failure),
     /// The kubelet has registered the driver. After its start it deletes all slices of the node.
     KubeletRegistered,
+    /// The object of the node was read; `None` if there is none.
+    OwnerRead(Option<OwnerReference>),
     /// The API server has another version than before. It may keep fields that it dropped.
     ServerChanged,
 }

@@ -237,6 +237,46 @@ impl Server {
     }
 }
 
+fn owner(uid: &str) -> Option<OwnerReference> {
+    Some(OwnerReference {
+        api_version: "v1".into(),
+        kind: "Node".into(),
+        name: "n1".into(),
+        uid: uid.into(),
+        controller: Some(true),
+    })
+}
+
+/// The node joins after the first slices, and is deleted and created again later.
+#[test]
+fn the_slices_belong_to_the_present_object_of_the_node() {
+    let mut world = World::with(wanted(&[1, 2], &[], &[]));
+    let owners = |world: &World| -> Vec<Vec<String>> {
+        let slices = world.server.slices.values();
+        let uids = |it: &ResourceSlice| {
+            it.metadata.owner_references.iter().map(|owner| owner.uid.clone()).collect()
+        };
+        slices.map(uids).collect()
+    };
+    assert_eq!(owners(&world), [Vec::<String>::new()]);
+    for uid in ["a", "b"] {
+        world.on(Event::OwnerRead(owner(uid)));
+        world.settle();
+        assert_eq!(owners(&world), [[uid]]);
+        let generations = world.server.slices.values().map(|it| it.spec.pool.generation);
+        assert_eq!(generations.max(), Some(1));
+        let writes = world.server.writes.len();
+        world.on(Event::OwnerRead(owner(uid)));
+        world.settle();
+        assert_eq!(world.server.writes.len(), writes, "the same owner is no reason for a write");
+    }
+    // The object is absent for a moment: nothing is written for that.
+    let writes = world.server.writes.len();
+    world.on(Event::OwnerRead(None));
+    world.settle();
+    assert_eq!(world.server.writes.len(), writes);
+}
+
 /// A publisher, its server, and the time.
 struct World {
     publisher: Publisher,

@@ -7,7 +7,7 @@
 //! before the one that loses it: a device that moves is never in no slice, and a slice of a former
 //! generation does no harm.
 
-use super::super::api::{self, ObjectMeta, ResourceSlice, Spec, object};
+use super::super::api::{self, ObjectMeta, OwnerReference, ResourceSlice, Spec, object};
 use super::super::names::NodeName;
 use super::mirror::Mirror;
 use super::refusals::Place;
@@ -49,6 +49,17 @@ impl Write {
         }
     }
 
+    /// The same, for a slice of this owner.
+    pub(super) fn owned_by(mut self, owner: Option<&OwnerReference>) -> Self {
+        if let (Write::Create(slice, _) | Write::Update(slice, _), Some(owner)) = (&mut self, owner)
+        {
+            let references = &mut slice.metadata.owner_references;
+            references.retain(|other| other.kind != owner.kind);
+            references.push(owner.clone());
+        }
+        self
+    }
+
     /// The name of the object, or its beginning.
     pub(super) fn name(&self) -> &str {
         let meta = match self {
@@ -63,6 +74,8 @@ impl Write {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Observed<'a> {
     pub(super) node: &'a NodeName,
+    /// The owner that each slice should have, if it is known.
+    pub(super) owner: Option<&'a OwnerReference>,
     pub(super) mirror: &'a Mirror,
     pub(super) answers: &'a BTreeMap<String, Answer>,
     /// The highest known generation of each pool: a pool without slices continues from there.
@@ -102,8 +115,13 @@ impl Observed<'_> {
         }
         let count = i64::try_from(wanted.len()).unwrap_or(i64::MAX);
         let generation = self.generation(pool, wanted, &present, all(), count);
+        let is_owned = |slice: &ResourceSlice| {
+            let mut references = slice.metadata.owner_references.iter();
+            self.owner.is_none_or(|owner| references.any(|it| it.uid == owner.uid))
+        };
         let is_done = |index: u32, slice: &ResourceSlice| {
-            slice.spec.pool.generation == generation
+            is_owned(slice)
+                && slice.spec.pool.generation == generation
                 && slice.spec.pool.resource_slice_count == count
                 && self.holds(slice, &wanted[&index])
         };

@@ -17,6 +17,7 @@ mod api_claims;
 mod evidence;
 mod health;
 mod known;
+mod owner;
 mod recorder;
 mod records;
 mod restorer;

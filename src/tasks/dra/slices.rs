@@ -2,13 +2,14 @@
 //! here it is sent.
 
 use super::known::{Known, Problems, failure, not_published, result_of};
+use super::owner::Owner;
 use crate::cluster::{Client, Collection, Credentials, RESOURCE_SLICES, Watch, WatchEvent};
 use crate::domain::{Grant, Inventory, NvmlSnapshot};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::HostRoot;
 use crate::kubelet::dra::Notice;
-use crate::slices::api::{OwnerReference, ResourceSlice};
+use crate::slices::api::ResourceSlice;
 use crate::slices::attributes::Facts;
 use crate::slices::holders::{Holders, Lost, still_lost};
 use crate::slices::names::NodeName;
@@ -21,11 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-/// Between two attempts to read the node's object at the start.
-const READ_NODE_AGAIN: Duration = Duration::from_secs(5);
-/// Attempts to read it. Without it the slices have no owner: the kubelet deletes them as well.
-const READ_NODE_ATTEMPTS: u32 = 3;
 
 /// How long the API server may take to report its version. It is asked seldom, and can wait.
 const VERSION_WITHIN: Duration = Duration::from_secs(2);
@@ -71,15 +67,20 @@ impl SlicesTask {
     pub(crate) async fn run(mut self) {
         let began = Instant::now();
         let mut known = Known::default();
-        let owner = self.owner().await;
+        let mut owner = Owner::new(self.node.clone(), began);
+        self.read(&mut owner).await;
         self.until_described().await;
-        let mut publisher = Publisher::new(self.node.clone(), owner);
+        let mut publisher = Publisher::new(self.node.clone(), owner.reference());
         let collection =
             Collection::at(RESOURCE_SLICES).with_field("spec.nodeName", self.node.as_str());
         let mut slices = Watch::new(self.credentials.clone(), collection);
         publisher.on(Event::DevicesChanged(self.wanted(&mut known)), began.elapsed());
         let mut is_listing = false;
         loop {
+            if owner.read_at().is_some_and(|at| at <= Instant::now()) {
+                self.read(&mut owner).await;
+                publisher.on(Event::OwnerRead(owner.reference()), began.elapsed());
+            }
             let action = publisher.next(began.elapsed());
             known.report(publisher.take_reports());
             self.show(&mut known, &mut publisher, began.elapsed());
@@ -96,8 +97,12 @@ impl SlicesTask {
                     continue;
                 }
             };
+            let until = until.into_iter().chain(owner.read_at()).min();
             let events = match self.wait(&mut slices, until).await {
                 Some(Wakeup::Watch(event)) => {
+                    if matches!(*event, WatchEvent::Deleted(..)) {
+                        owner.may_be_another(Instant::now());
+                    }
                     let is_end =
                         matches!(*event, WatchEvent::Listed(..) | WatchEvent::Failed { .. });
                     let is_answer = is_end && std::mem::take(&mut is_listing);
@@ -108,7 +113,10 @@ impl SlicesTask {
                     events
                 }
                 Some(Wakeup::Devices) => vec![Event::DevicesChanged(self.wanted(&mut known))],
-                Some(Wakeup::Kubelet) => vec![Event::KubeletRegistered],
+                Some(Wakeup::Kubelet) => {
+                    owner.may_be_another(Instant::now());
+                    vec![Event::KubeletRegistered]
+                }
                 Some(Wakeup::Due) => Vec::new(),
                 // The daemon ends.
                 None => return,
@@ -179,32 +187,10 @@ impl SlicesTask {
         });
     }
 
-    /// The object of the node, with which its slices are deleted.
-    async fn owner(&self) -> Option<OwnerReference> {
-        for attempt in 1..=READ_NODE_ATTEMPTS {
-            match self.client.node(self.node.as_str()).await {
-                Ok(Some(node)) => {
-                    return Some(OwnerReference {
-                        api_version: "v1".into(),
-                        kind: "Node".into(),
-                        name: self.node.as_str().to_owned(),
-                        uid: node.metadata.uid,
-                        controller: Some(true),
-                    });
-                }
-                Ok(None) => {
-                    tracing::warn!(node = self.node.as_str(), "the API server has no such node");
-                }
-                Err(error) => {
-                    tracing::warn!(node = self.node.as_str(), %error, "cannot read this node's object");
-                    self.problem.send_replace(Some(not_published(&error)));
-                }
-            }
-            if attempt < READ_NODE_ATTEMPTS {
-                tokio::time::sleep(READ_NODE_AGAIN).await;
-            }
-        }
-        None
+    async fn read(&self, owner: &mut Owner) {
+        let found = self.client.node(self.node.as_str()).await;
+        let found = found.map(|node| node.map(|node| node.metadata.uid));
+        owner.answered(found.map_err(|error| error.to_string()), Instant::now());
     }
 
     /// Waits for an event, or until this time.
