@@ -4,6 +4,9 @@ use super::collection::PODS;
 use serde::Deserialize;
 use std::time::Duration;
 
+/// The longest pause that the API server may request.
+pub(super) const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
+
 /// Why the API server could not be used. Each message names the remedy, if there is one.
 ///
 /// A request that failed with `Credentials`, `Connect` or `Refused` has changed nothing. After
@@ -94,11 +97,14 @@ pub struct Cause {
 }
 
 impl ClusterError {
-    /// How long the API server wants to be left alone.
+    /// How long the API server wants to be left alone, at most 10 minutes: a proxy may ask for a
+    /// day.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            ClusterError::Refused { retry_after, .. } => *retry_after,
+            ClusterError::Refused { retry_after, .. } => {
+                retry_after.map(|pause| pause.min(RETRY_AFTER_MAX))
+            }
             _ => None,
         }
     }
@@ -261,6 +267,19 @@ mod tests {
             let (message, retry_after) = ("forbidden".into(), None);
             let error = ClusterError::Refused { code: 403, message, retry_after, details };
             assert!(error.to_string().contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pause_that_is_asked_for_has_a_limit() {
+        for (asked, pause) in [(1, 1), (86_400, 600), (u64::MAX, 600)] {
+            let error = ClusterError::Refused {
+                code: 503,
+                message: String::new(),
+                retry_after: Some(Duration::from_secs(asked)),
+                details: Box::default(),
+            };
+            assert_eq!(error.retry_after(), Some(Duration::from_secs(pause)));
         }
     }
 }

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 /// The first and the longest pause after a failure, without the random part.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The longest pause that the API server may request.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 /// A watch that lasted this long has worked: the next failure counts as the first one.
 const HAS_WORKED: Duration = Duration::from_secs(10);
 /// The pause after a watch that ended in the usual way is at most this.
@@ -45,7 +43,7 @@ impl Pauses {
         // Between half of it and one and a half.
         let varied = doubled / 2 + part(doubled, random);
         let wanted = error.and_then(ClusterError::retry_after).unwrap_or_default();
-        varied.max(wanted.min(RETRY_AFTER_MAX) + part(PAUSES.0, random))
+        varied.max(wanted + part(PAUSES.0, random))
     }
 }
 
@@ -57,6 +55,7 @@ fn part(whole: Duration, random: u64) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use super::super::error::RETRY_AFTER_MAX;
     use super::*;
     use proptest::prelude::*;
 

@@ -97,12 +97,35 @@ pub struct Watch<T> {
     random: RandomState,
     /// Asks whether the API server answers.
     client: Client,
+    opening: Option<Opening<T>>,
     round: Option<Round>,
     /// The report that follows the last one at once.
     following: Option<WatchEvent<T>>,
     /// When the next round begins.
     next: Instant,
     rounds: u64,
+}
+
+/// A round that begins. It runs on when the future of [`Watch::next`] is dropped, and ends with
+/// this value.
+#[derive(Debug)]
+struct Opening<T> {
+    began: Instant,
+    task: JoinHandle<Result<Opened<T>, ClusterError>>,
+}
+
+impl<T> Drop for Opening<T> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A list, and the watch from there on.
+#[derive(Debug)]
+struct Opened<T> {
+    items: Vec<T>,
+    version: String,
+    round: Result<Round, ClusterError>,
 }
 
 /// An open watch.
@@ -160,7 +183,7 @@ enum Step<T> {
     End,
 }
 
-impl<T: DeserializeOwned> Watch<T> {
+impl<T: DeserializeOwned + Send + 'static> Watch<T> {
     /// Watches whole objects. Nothing happens before [`Watch::next`].
     #[must_use]
     pub fn new(credentials: Credentials, collection: Collection) -> Self {
@@ -183,6 +206,7 @@ impl<T: DeserializeOwned> Watch<T> {
             times,
             pauses: Pauses::default(),
             random: RandomState::new(),
+            opening: None,
             round: None,
             following: None,
             next: Instant::now(),
@@ -192,6 +216,8 @@ impl<T: DeserializeOwned> Watch<T> {
 
     /// Ends the open watch: the next report is a list. A pause after a failure is kept.
     pub fn list_again(&mut self) {
+        // A list that was sent before may be older.
+        self.opening = None;
         if self.round.take().is_some() {
             self.next = Instant::now();
         }
@@ -204,14 +230,7 @@ impl<T: DeserializeOwned> Watch<T> {
             return report;
         }
         loop {
-            let Some(round) = &mut self.round else {
-                tokio::time::sleep_until(self.next).await;
-                let began = Instant::now();
-                match self.begin(began).await {
-                    Ok(report) => return report,
-                    Err(error) => return self.failed(error, began.elapsed()),
-                }
-            };
+            let Some(round) = &mut self.round else { return self.begin().await };
             match round.step(&self.client, self.times, self.collection.path()).await {
                 Ok(Step::Report(report)) => return report,
                 Ok(Step::Nothing) => {}
@@ -231,29 +250,31 @@ impl<T: DeserializeOwned> Watch<T> {
         }
     }
 
-    /// Lists the objects, and opens the watch.
-    async fn begin(&mut self, began: Instant) -> Result<WatchEvent<T>, ClusterError> {
-        let mut connection = Connection::open(&self.credentials, self.times.answer).await?;
-        let list = Question::get(self.collection.query(""), self.forms.list);
-        let answer = connection.call(&list, LIST_BYTES_MAX).await?;
-        let List { resource_version, items } = serde_json::from_slice(&answer)
-            .map_err(|error| ClusterError::Unreadable(error.to_string()))?;
-        let (version, limit) = (escaped(&resource_version), self.limit().as_secs());
-        let parameters = format!(
-            "watch=true&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={limit}"
-        );
-        let watch = Question::get(self.collection.query(&parameters), self.forms.object);
-        match connection.send(&watch).await {
-            Ok(answer) => {
-                let body = answer.into_body();
-                let (lines, now) = (Lines::default(), Instant::now());
-                let (heard, answered, probe) = (now, now, None);
-                self.round = Some(Round { connection, body, lines, began, heard, answered, probe });
-            }
-            // The list is an answer all the same: it is reported before the error.
-            Err(failed) => self.following = Some(self.failed(failed.error, began.elapsed())),
+    /// Lists the objects, and opens the watch. The future may be dropped; the next one continues.
+    async fn begin(&mut self) -> WatchEvent<T> {
+        if self.opening.is_none() {
+            tokio::time::sleep_until(self.next).await;
         }
-        Ok(WatchEvent::Listed(items, resource_version))
+        let limit = self.limit();
+        let opening = self.opening.get_or_insert_with(|| {
+            let (credentials, collection) = (self.credentials.clone(), self.collection.clone());
+            let open = open(credentials, collection, self.forms, self.times.answer, limit);
+            Opening { began: Instant::now(), task: tokio::spawn(open) }
+        });
+        let opened = (&mut opening.task).await;
+        let lasted = opening.began.elapsed();
+        self.opening = None;
+        match opened.unwrap_or_else(|error| Err(ClusterError::Unreadable(error.to_string()))) {
+            Ok(Opened { items, version, round }) => {
+                match round {
+                    Ok(round) => self.round = Some(round),
+                    // The list is an answer all the same: it is reported before the error.
+                    Err(error) => self.following = Some(self.failed(error, lasted)),
+                }
+                WatchEvent::Listed(items, version)
+            }
+            Err(error) => self.failed(error, lasted),
+        }
     }
 
     /// The time limit of a watch. It differs, so that the nodes of a cluster do not return at the
@@ -282,6 +303,36 @@ impl<T: DeserializeOwned> Watch<T> {
         self.next = Instant::now() + pause;
         pause
     }
+}
+
+async fn open<T: DeserializeOwned>(
+    credentials: Credentials,
+    collection: Collection,
+    forms: Forms,
+    answer: Duration,
+    limit: Duration,
+) -> Result<Opened<T>, ClusterError> {
+    let began = Instant::now();
+    let mut connection = Connection::open(&credentials, answer).await?;
+    let list = Question::get(collection.query(""), forms.list);
+    let answer = connection.call(&list, LIST_BYTES_MAX).await?;
+    let List { resource_version: version, items } = serde_json::from_slice(&answer)
+        .map_err(|error| ClusterError::Unreadable(error.to_string()))?;
+    let (from, limit) = (escaped(&version), limit.as_secs());
+    let parameters = format!(
+        "watch=true&allowWatchBookmarks=true&resourceVersion={from}&timeoutSeconds={limit}"
+    );
+    let watch = Question::get(collection.query(&parameters), forms.object);
+    let round = match connection.send(&watch).await {
+        Ok(answer) => {
+            let body = answer.into_body();
+            let (lines, now) = (Lines::default(), Instant::now());
+            let (heard, answered, probe) = (now, now, None);
+            Ok(Round { connection, body, lines, began, heard, answered, probe })
+        }
+        Err(failed) => Err(failed.error),
+    };
+    Ok(Opened { items, version, round })
 }
 
 impl Round {

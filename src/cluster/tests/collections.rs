@@ -65,6 +65,29 @@ async fn the_slices_of_a_node_are_listed_and_followed() {
     assert_eq!(*server.served().borrow(), Served { lists: 1, watches: 1, writes: 2, refused: 0 });
 }
 
+/// Its reader does other things while the server takes its time for the list.
+#[tokio::test]
+async fn a_list_goes_on_while_its_reader_does_not_wait_for_it() {
+    let Scene { _folder, server, client: _client, mut watch } = scene().await;
+    server.put(Kind::ResourceSlice, slice("a", "one"));
+    server.on_request(|request| {
+        (!request.is_watch()).then_some(Fault::Delay(Duration::from_millis(300)))
+    });
+    let mut drops = 0;
+    let listed = loop {
+        tokio::select! {
+            event = next(&mut watch) => break event,
+            () = tokio::time::sleep(Duration::from_millis(10)) => drops += 1,
+        }
+    };
+    assert_eq!(listed, "listed a=one");
+    assert!(drops > 1, "the reader did not wait");
+    assert_eq!(server.served().borrow().lists, 1);
+    watch.list_again();
+    assert_eq!(next(&mut watch).await, "listed a=one");
+    assert_eq!(server.served().borrow().lists, 2);
+}
+
 #[tokio::test]
 async fn a_change_between_the_list_and_the_watch_is_not_lost() {
     let Scene { _folder, server, client: _client, mut watch } = scene().await;
