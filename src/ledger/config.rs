@@ -59,7 +59,7 @@ pub struct LedgerConfig {
 
 impl LedgerConfig {
     /// The resources with an after-release hook: those of the plan, and those that are still in the
-    /// list but no longer planned.
+    /// list but no longer planned. With the devices in the list.
     pub(super) fn release_hooks(&self) -> Arc<ReleaseHooks> {
         let (plan, inventory) = (self.plan.borrow().clone(), self.inventory.borrow().clone());
         let is_planned = |name: &ResourceName| plan.specs.iter().any(|spec| spec.name == *name);
@@ -68,14 +68,24 @@ impl LedgerConfig {
             .iter()
             .filter(|(name, _)| !is_planned(name))
             .map(|(_, offering)| &offering.spec);
-        Arc::new(release_hooks(plan.specs.iter().chain(parting)))
+        let mut hooks = release_hooks(plan.specs.iter().chain(parting));
+        for (name, offering) in inventory.resources.iter().filter(|(_, it)| !it.spec.is_orphan()) {
+            for offered in offering.devices.values() {
+                hooks.note_device(name, &offered.device.key);
+            }
+        }
+        Arc::new(hooks)
     }
 }
 
-/// Selects the resources that have an after-release hook.
+/// The after-release hooks of these resources, as far as they are configured.
 pub fn release_hooks<'a>(specs: impl Iterator<Item = &'a Arc<ResourceSpec>>) -> ReleaseHooks {
-    let with_hook = specs.filter(|spec| spec.hooks.after_release.is_some());
-    with_hook.map(|spec| (spec.name.clone(), spec.sharing)).collect()
+    let configured = specs.filter(|spec| !spec.is_orphan());
+    ReleaseHooks::of(
+        configured.map(|spec| {
+            (spec.name.clone(), spec.hooks.after_release.as_ref().map(|_| spec.sharing))
+        }),
+    )
 }
 
 impl From<Recovered> for Ledger {

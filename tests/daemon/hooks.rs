@@ -418,6 +418,35 @@ fn a_hook_that_the_configuration_no_longer_has_is_dropped_and_logged() {
     });
 }
 
+/// With the new configuration the daemon does not know the former resource, nor its hook.
+#[test]
+fn a_device_whose_resource_was_renamed_is_wiped_after_its_release() {
+    run(async {
+        let node = node("");
+        let wipe = script(&node, "echo \"$HOLDFAST_POD_NAME\" >>\"$1/runs\"\n");
+        let config = |name: &str| {
+            let resource = resource("gpu").replace("example.com/gpu", name);
+            format!("[telemetry]\nlisten = \"off\"\n{resource}after_release = {{ {wipe} }}\n")
+        };
+        node.write_config(&config("example.com/gpu"));
+        let kubelet = node.start_old_kubelet(node.kubelet_config()).await;
+        let mut daemon = node.start_daemon();
+        offered(&kubelet, &gpu(), 1).await;
+        let spec = PodSpec::new("default", "train").app("main", &gpu(), 1);
+        let pod = soon("an admission", kubelet.add_pod(spec)).await;
+        named(&node, 1).await;
+        daemon.kill();
+        node.write_config(&config("example.com/renamed"));
+        let _daemon = node.start_daemon();
+        let renamed = name("example.com/renamed");
+        listed(&kubelet, &renamed, (0, 1), HANG).await;
+        assert!(kubelet.delete_pod(&pod.uid).unwrap());
+        until("the run", || lines(&node, "runs"), |runs| *runs == ["train"]).await;
+        listed(&kubelet, &renamed, (1, 0), HANG).await;
+        assert_eq!(due_hooks(&node), 0);
+    });
+}
+
 /// A mount causes no event: before a disk is wiped or given away, the daemon checks its mounts.
 #[test]
 fn a_disk_mounted_by_the_host_since_the_last_scan_is_neither_wiped_nor_granted() {

@@ -18,8 +18,70 @@ use crate::domain::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The resources with an after-release hook, and the sharing of their devices.
-pub type ReleaseHooks = BTreeMap<ResourceName, Sharing>;
+/// The after-release hooks of the configuration.
+///
+/// A resource may be renamed while its devices are held, and then the daemon starts without its
+/// former configuration. So the devices of a resource that is not configured have the hook of the
+/// resource that offers them now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReleaseHooks {
+    /// The resources with a hook, and the sharing of their devices.
+    with_hook: BTreeMap<ResourceName, Sharing>,
+    /// The configured resources without one.
+    without: BTreeSet<ResourceName>,
+    /// The devices of all resources by their keys, and whether the resource has a hook. Empty until
+    /// the devices are known.
+    devices: BTreeMap<String, bool>,
+}
+
+impl ReleaseHooks {
+    /// The hooks of these configured resources.
+    #[must_use]
+    pub fn of(resources: impl IntoIterator<Item = (ResourceName, Option<Sharing>)>) -> Self {
+        let mut hooks = ReleaseHooks::default();
+        for (resource, sharing) in resources {
+            match sharing {
+                Some(sharing) => drop(hooks.with_hook.insert(resource, sharing)),
+                None => drop(hooks.without.insert(resource)),
+            }
+        }
+        hooks
+    }
+
+    /// Notes that a configured resource offers a device with this key.
+    pub fn note_device(&mut self, resource: &ResourceName, key: &str) {
+        let has_hook = self.with_hook.contains_key(resource);
+        *self.devices.entry(key.to_owned()).or_default() |= has_hook;
+    }
+
+    /// The sharing of a configured resource, if it has a hook.
+    #[must_use]
+    pub fn get(&self, resource: &ResourceName) -> Option<&Sharing> {
+        self.with_hook.get(resource)
+    }
+
+    /// Whether no resource has a hook.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.with_hook.is_empty()
+    }
+
+    /// The sharing of a resource that had this device, if there is a hook for it.
+    fn of_device(&self, resource: &ResourceName, key: &str) -> Option<Sharing> {
+        let is_former = || !self.without.contains(resource) && !self.is_empty() && !key.is_empty();
+        let has_hook = || self.devices.get(key).copied().unwrap_or(self.devices.is_empty());
+        let inherited = || (is_former() && has_hook()).then_some(Sharing::Exclusive);
+        self.get(resource).copied().or_else(inherited)
+    }
+
+    /// The same for a pending hook. An absent device may return to a resource with a hook.
+    fn of_pending(&self, hook: &PendingHook) -> Option<Sharing> {
+        let is_absent = || !self.devices.contains_key(&hook.key) && !hook.key.is_empty();
+        let waits = || !self.without.contains(&hook.resource) && !self.is_empty() && is_absent();
+        let absent = || waits().then_some(Sharing::Exclusive);
+        self.of_device(&hook.resource, &hook.key).or_else(absent)
+    }
+}
 
 /// The devices of exactly one pod whose container has asked to start and waits for hooks. Not
 /// durable: the container asks again.
@@ -37,13 +99,13 @@ impl Ledger {
     pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> DueHooks {
         let mut due = DueHooks::default();
         for hook in self.owed.values().flat_map(BTreeMap::values) {
-            let Some(sharing) = hooks.get(&hook.resource) else { continue };
+            let Some(sharing) = hooks.of_pending(hook) else { continue };
             let mut holders =
-                self.grants.values().filter(|grant| holds(grant, *sharing, hook)).peekable();
+                self.grants.values().filter(|grant| holds(grant, sharing, hook)).peekable();
             let is_held_back = || held_back.contains(&(hook.resource.clone(), hook.device.clone()));
             if holders.peek().is_none() {
                 note_hook(&mut due.free, hook);
-            } else if *sharing == Sharing::Exclusive
+            } else if sharing == Sharing::Exclusive
                 && is_held_back()
                 && holders.all(|grant| comes_after(grant, hook))
             {
@@ -82,9 +144,10 @@ impl Ledger {
         }
         // If another pod already has the device, only that pod waits.
         let is_free = |hook: &PendingHook| {
-            let Some(sharing) = hooks.get(&hook.resource) else { return false };
-            let mut holders = self.grants.values().filter(|grant| holds(grant, *sharing, hook));
-            holders.all(|grant| goes_on(grant, *sharing, hook))
+            hooks.of_pending(hook).is_some_and(|sharing| {
+                let mut holders = self.grants.values().filter(|grant| holds(grant, sharing, hook));
+                holders.all(|grant| goes_on(grant, sharing, hook))
+            })
         };
         let about = |entry: &'a Entry| match entry {
             Entry::Hook(hook) if hook.state != HookState::Done && is_free(hook) => Some(&**hook),
@@ -93,9 +156,8 @@ impl Ledger {
         let about: Vec<&PendingHook> = uncommitted.filter_map(about).collect();
         // The same rule as `due`, for the wanted devices alone: an Allocate waits for this.
         let is_due = |hook: &PendingHook| {
-            let sharing = hooks.get(&hook.resource);
-            sharing.is_some_and(|sharing| {
-                !self.grants.values().any(|grant| holds(grant, *sharing, hook))
+            hooks.of_pending(hook).is_some_and(|sharing| {
+                !self.grants.values().any(|grant| holds(grant, sharing, hook))
             })
         };
         let is_its = |device: &GrantedDevice, hook: &PendingHook| {
@@ -173,8 +235,8 @@ pub fn owing<'a>(
     for (alloc_id, state) in released {
         let GrantState::Released { pod, container, released_at, .. } = state else { continue };
         let Some(grant) = ledger.grant(alloc_id) else { continue };
-        let Some(sharing) = hooks.get(&grant.resource) else { continue };
         for device in grant.held_devices() {
+            let Some(sharing) = hooks.of_device(&grant.resource, &device.key) else { continue };
             let hook = PendingHook {
                 resource: grant.resource.clone(),
                 device: sharing.whole(&grant.resource, &device.id),
@@ -186,7 +248,7 @@ pub fn owing<'a>(
                 released_at: *released_at,
                 state: HookState::Due,
             };
-            if !holders.iter().any(|holder| goes_on(holder, *sharing, &hook)) {
+            if !holders.iter().any(|holder| goes_on(holder, sharing, &hook)) {
                 owed.insert((hook.resource.clone(), hook.device.clone()), hook);
             }
         }
@@ -216,14 +278,15 @@ pub fn ended(
     Some(Entry::Hook(Box::new(PendingHook { state, ..owed.clone() })))
 }
 
-/// Pending hooks of a former configuration: their resource no longer has a hook.
+/// Pending hooks of a former configuration: there is no longer a hook for their devices.
 #[must_use]
 pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
-    let former = ledger.owed.iter().filter(|(resource, _)| !hooks.contains_key(*resource));
+    let all = ledger.owed.values().flat_map(BTreeMap::values);
+    let former = all.filter(|hook| hooks.of_pending(hook).is_none());
     let done = |hook: &PendingHook| {
         Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))
     };
-    former.flat_map(|(_, devices)| devices.values().map(done)).collect()
+    former.map(done).collect()
 }
 
 #[cfg(test)]
@@ -238,7 +301,7 @@ mod tests {
     }
 
     fn hooks(sharing: Sharing) -> ReleaseHooks {
-        BTreeMap::from([(resource(), sharing)])
+        ReleaseHooks::of([(resource(), Some(sharing))])
     }
 
     fn grant(n: u64, id: &str) -> Grant {
@@ -330,6 +393,65 @@ mod tests {
             ["a after a-2"],
             "once for both"
         );
+    }
+
+    /// A daemon starts with a configuration that has renamed the resource of held devices.
+    #[test]
+    fn a_device_of_a_former_resource_has_the_hook_of_the_one_that_offers_it_now() {
+        let name = |name: &str| -> ResourceName { name.parse().unwrap() };
+        let former = |n: u64, key: &str| {
+            let mut grant = grant(n, &format!("GPU-{n}"));
+            grant.devices[0].key = key.into();
+            Arc::new(grant)
+        };
+        let mut ledger = Ledger::default();
+        for (n, key) in [(1, "with"), (2, "without"), (3, "absent"), (4, "")] {
+            ledger.evolve(&Entry::Grant(former(n, key)));
+        }
+        let state = GrantState::Released {
+            pod: None,
+            container: None,
+            bound_at: None,
+            released_at: Timestamp(9),
+            other_pods: Vec::new(),
+            released_by: "pod_gone".into(),
+        };
+        let moves: Vec<Entry> = (1..=4)
+            .map(|n| Entry::Moved {
+                alloc_id: AllocId::new(format!("a-{n}")),
+                state: state.clone(),
+            })
+            .collect();
+        let unknown = ReleaseHooks::of([
+            (name("example.com/new"), Some(Sharing::Exclusive)),
+            (name("example.com/other"), None),
+        ]);
+        let mut hooks = unknown.clone();
+        hooks.note_device(&name("example.com/new"), "with");
+        hooks.note_device(&name("example.com/other"), "without");
+        let keys = |hooks: &ReleaseHooks| -> Vec<String> {
+            let owed = owing(&ledger, hooks, &moves, std::iter::empty());
+            let key = |entry: &Entry| match entry {
+                Entry::Hook(hook) => hook.key.clone(),
+                other => panic!("{other:?}"),
+            };
+            owed.iter().map(key).collect()
+        };
+        assert_eq!(keys(&hooks), ["with"]);
+        assert_eq!(keys(&unknown), ["with", "without", "absent"], "the devices are not known yet");
+        for entry in owing(&ledger, &unknown, &moves, std::iter::empty()).iter().chain(&moves) {
+            ledger.evolve(entry);
+        }
+        assert_eq!(undue(&ledger, &unknown), []);
+        let dropped = undue(&ledger, &hooks);
+        assert!(
+            matches!(&dropped[..], [Entry::Hook(hook)] if hook.key == "without"),
+            "{dropped:?}"
+        );
+        let due = ledger.due(&hooks, &HeldBack::new());
+        assert_eq!(due.all().count(), 2, "the absent one waits for its device");
+        let none = ReleaseHooks::of([(name("example.com/new"), None)]);
+        assert_eq!(undue(&ledger, &none).len(), 3);
     }
 
     #[test]
@@ -524,7 +646,7 @@ mod tests {
         let mut ledger = ledger(&[made(1, "a")]);
         release(&mut ledger, &hooks, &[released(1)]);
         assert!(undue(&ledger, &hooks).is_empty());
-        let former = undue(&ledger, &ReleaseHooks::new());
+        let former = undue(&ledger, &ReleaseHooks::default());
         apply(&mut ledger, &former);
         assert!(ledger.owed().is_empty());
     }

@@ -1,7 +1,8 @@
 //! When a due hook runs: at once, after a failure with growing pauses, or on new evidence. Pure.
 
 use crate::domain::{
-    Device, DeviceId, DueHooks, Health, Hook, Inventory, PendingHook, Reason, ResourceName,
+    Device, DeviceId, DueHooks, Hook, Inventory, Offered, Offering, PendingHook, Reason,
+    ResourceName,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -110,23 +111,31 @@ fn wait(runs: u32) -> Duration {
     RETRY_MIN.saturating_mul(2_u32.saturating_pow(runs.saturating_sub(1))).min(RETRY_MAX)
 }
 
-/// The hook and the device, if both exist.
+/// The hook and the device, if both exist. Of a resource that is no longer configured, the hook is
+/// that of the resource that offers the device now.
 fn found(inventory: &Inventory, pending: &PendingHook) -> Option<(Hook, Arc<Device>)> {
-    let offering = inventory.resources.get(&pending.resource)?;
-    let hook = offering.spec.hooks.after_release.clone()?;
-    let is_present = |health: Health| health.reason() != Some(Reason::DeviceGone);
-    let mut offered = offering.devices.values();
-    let found = offered
-        .find(|offered| offered.device.id == pending.device && is_present(offered.health))?;
-    Some((hook, Arc::clone(&found.device)))
+    let is_present = |offered: &&Offered| offered.health.reason() != Some(Reason::DeviceGone);
+    let found = |offering: &Offering, is_it: &dyn Fn(&Device) -> bool| {
+        let hook = offering.spec.hooks.after_release.clone()?;
+        let mut offered = offering.devices.values().filter(is_present);
+        let found = offered.find(|offered| is_it(&offered.device))?;
+        Some((hook, Arc::clone(&found.device)))
+    };
+    match inventory.resources.get(&pending.resource).filter(|it| !it.spec.is_orphan()) {
+        Some(offering) => found(offering, &|device| device.id == pending.device),
+        None => {
+            let is_it = |device: &Device| !pending.key.is_empty() && device.key == pending.key;
+            inventory.resources.values().find_map(|offering| found(offering, &is_it))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::domain::{
-        AllocId, Attributes, DeviceClass, HookState, Hooks, Offered, Offering, ResourceSpec,
-        Timestamp, note_hook,
+        AllocId, Attributes, DeviceClass, Health, HookState, Hooks, ResourceSpec, Timestamp,
+        note_hook,
     };
     use proptest::prelude::*;
 
@@ -171,6 +180,22 @@ mod tests {
         let offering =
             Offering { spec: Arc::new(spec), devices: devices.iter().map(offered).collect() };
         Inventory { resources: BTreeMap::from([(resource(), Arc::new(offering))]) }
+    }
+
+    #[test]
+    fn the_hook_of_a_former_resource_is_that_of_the_one_that_offers_its_device() {
+        let all = inventory(&[("GPU-1", PENDING), ("GPU-2", PENDING)]);
+        let runs = |key: &str| {
+            let mut due = due(&[("old-2", "a-1")]);
+            let former: ResourceName = "example.com/former".parse().unwrap();
+            let hook = due.all().next().unwrap().clone();
+            due = DueHooks::default();
+            note_hook(&mut due.free, &PendingHook { resource: former, key: key.into(), ..hook });
+            let runs = Schedule::default().start(&due, &all, at(0));
+            runs.iter().map(|run| run.device.id.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(runs("pci:GPU-2"), ["GPU-2"]);
+        assert_eq!([runs("pci:GPU-3"), runs("")], [Vec::<String>::new(), Vec::new()]);
     }
 
     const PENDING: Health = Health::Unhealthy(Reason::HookPending);

@@ -12,7 +12,7 @@ fn resource() -> ResourceName {
 }
 
 fn hooks() -> ReleaseHooks {
-    BTreeMap::from([(resource(), Sharing::Exclusive)])
+    ReleaseHooks::of([(resource(), Some(Sharing::Exclusive))])
 }
 
 fn pod(n: usize) -> PodRef {
@@ -136,7 +136,7 @@ fn a_pod_goes_on_with_its_own_devices_whatever_is_known() {
     assert_eq!(ask(&ledger(&[&init, &app]), &["a"], &Seen::default()), Passage::Open);
     let others = passage(
         &ledger(&[&init]),
-        &ReleaseHooks::new(),
+        &ReleaseHooks::default(),
         &resource(),
         &[DeviceId::new("a")],
         &Seen::default(),
