@@ -22,9 +22,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How long the ledger may take to record the claims.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// The pause before claims that could not be recorded are tried again.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
 /// The UIDs of claims in a problem; of more, the number is shown.
 const UIDS_SHOWN: usize = 4;
 
@@ -42,10 +45,18 @@ pub(crate) struct Restorer {
     pub(crate) problem: watch::Sender<Option<String>>,
 }
 
+/// The claims that are not restored yet, by their UIDs.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
+    claims: BTreeSet<String>,
+    /// Whether they could not be recorded. Otherwise the node does not have their devices now.
+    is_unrecorded: bool,
+}
+
 impl Restorer {
     /// Restores all claims that can be restored. Returns those with a device that this node does
     /// not have now, or that could not be recorded.
-    pub(crate) async fn begin(&mut self) -> BTreeSet<String> {
+    pub(crate) async fn begin(&mut self) -> Left {
         let kept = self.kept().await;
         let left = self.restore(&kept).await;
         // The files of other claims are stale.
@@ -56,26 +67,29 @@ impl Restorer {
         left
     }
 
-    /// Restores the claims that were left when their devices appear, and reports those without
-    /// names while they are held.
-    pub(crate) async fn follow(mut self, mut left: BTreeSet<String>) {
+    /// Restores the claims that were left when their devices appear, or when they can be recorded,
+    /// and reports those without names while they are held.
+    pub(crate) async fn follow(mut self, mut left: Left) {
+        let mut again = Instant::now() + AGAIN_AFTER;
         loop {
             self.report();
-            tokio::select! {
+            let is_over = tokio::select! {
                 changed = self.grants.changed() => {
                     if changed.is_err() {
                         return;
                     }
+                    continue;
                 }
-                changed = self.inventory.changed(), if !left.is_empty() => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    let mut kept = self.kept().await;
-                    kept.claims.retain(|uid, _| left.contains(uid));
-                    left = self.restore(&kept).await;
-                }
+                changed = self.inventory.changed(), if !left.claims.is_empty() => changed.is_err(),
+                () = tokio::time::sleep_until(again), if left.is_unrecorded => false,
+            };
+            if is_over {
+                return;
             }
+            let mut kept = self.kept().await;
+            kept.claims.retain(|uid, _| left.claims.contains(uid));
+            left = self.restore(&kept).await;
+            again = Instant::now() + AGAIN_AFTER;
         }
     }
 
@@ -100,7 +114,7 @@ impl Restorer {
         of_files(unknown, &self.inventory.borrow(), &*self.name_of)
     }
 
-    async fn restore(&mut self, kept: &KubeletClaims) -> BTreeSet<String> {
+    async fn restore(&mut self, kept: &KubeletClaims) -> Left {
         self.inventory.mark_unchanged();
         let devices = |claim: &KubeletClaim| {
             let uid = &claim.claim.uid;
@@ -108,19 +122,20 @@ impl Restorer {
         };
         let wanted: BTreeSet<DraName> = kept.claims.values().flat_map(devices).collect();
         if wanted.is_empty() {
-            return BTreeSet::new();
+            return Left::default();
         }
         let is_wanted = |name: &DraName| wanted.contains(name);
         let named = named_devices(&*self.devices, is_wanted, &*self.name_of);
         let is_here = |claim: &KubeletClaim| devices(claim).iter().all(|it| named.contains_key(it));
-        let mut left: BTreeSet<String> = kept
+        let claims: BTreeSet<String> = kept
             .claims
             .iter()
             .filter(|(_, claim)| !is_here(claim))
             .map(|(uid, _)| uid.clone())
             .collect();
-        if !left.is_empty() {
-            tracing::warn!(claims = ?left, "claims have devices that this node does not have now");
+        let mut left = Left { claims, is_unrecorded: false };
+        if !left.claims.is_empty() {
+            tracing::warn!(claims = ?left.claims, "claims have devices that this node does not have now");
         }
         let message = RestoreClaims { kept: Arc::new(kept.clone()), named: Arc::new(named) };
         let restored = self.restore.call(message, ANSWER_WITHIN).await;
@@ -129,8 +144,11 @@ impl Restorer {
             Ok(0) => {}
             Ok(grants) => tracing::warn!(grants, "the ledger lacked claims; they are back"),
             Err(error) => {
-                tracing::error!(error, "cannot restore the claims that the ledger lacks");
-                left.extend(kept.claims.keys().cloned());
+                tracing::error!(
+                    error,
+                    "cannot restore the claims that the ledger lacks; trying again"
+                );
+                left = Left { claims: kept.claims.keys().cloned().collect(), is_unrecorded: true };
             }
         }
         left
