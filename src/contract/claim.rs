@@ -11,8 +11,8 @@
 //! device plugin.
 //!
 //! Each claim has a file of its own. Its devices are those of the claim, each with its edits as the
-//! ledger records them. So the file can be written again after a reboot. Only the links to disks
-//! are followed then, because a runtime does not follow them in a file.
+//! ledger records them. So the file can be written again at each start of the daemon. Only the
+//! links to disks are followed then, because a runtime does not follow them in a file.
 
 use super::cdi::{Edits, SpecFile, text};
 use super::{Request, add_configured, by_contract, distinct, nodes, nvidia, nvidia_cdi, sriov};

@@ -146,11 +146,11 @@ pub struct ClaimedDevice {
     pub allocated: Allocated,
     /// The id of the device.
     pub id: DeviceId,
-    /// The qualified CDI names in the answer. They are recorded, so that each answer has the same
-    /// bytes: the kubelet may append a second answer to the first.
+    /// The qualified CDI names in the answer. They are recorded, so that each answer of a boot has
+    /// the same bytes: the kubelet may append a second answer to the first.
     pub cdi_devices: Vec<String>,
-    /// The content of the CDI device of this claim. The file is written again from it after a
-    /// reboot.
+    /// The content of the CDI device of this claim. The file is written again from it at a start,
+    /// and from the present nodes at the first Prepare after a reboot.
     pub edits: ContainerEdits,
     /// The text of the file about all devices of its request, which it mounts as the first of them
     /// (`[dra] device_metadata`). Empty: it mounts none.

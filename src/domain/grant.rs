@@ -252,15 +252,26 @@ impl Grant {
         self.devices.iter().filter(is_held)
     }
 
+    /// Whether it was made in another boot than this one, as far as both are known.
+    #[must_use]
+    pub fn is_of_former_boot(&self, boot_id: &str) -> bool {
+        !self.boot_id.is_empty() && !boot_id.is_empty() && self.boot_id != boot_id
+    }
+
     /// Replaces the device numbers of a former boot by those of the nodes now, as far as the host
     /// shows them: `behind` returns the objects behind a node. A grant of this boot stays as it is,
-    /// and so does one whose boot is not known.
+    /// and so does one whose boot is not known. A claim holds no nodes until it is prepared again,
+    /// and then those of its devices in this boot.
     #[must_use]
     pub fn in_boot(mut self, boot_id: &str, behind: impl Fn(&str) -> Vec<Object>) -> Self {
-        if self.boot_id.is_empty() || boot_id.is_empty() || self.boot_id == boot_id {
+        if !self.is_of_former_boot(boot_id) {
             return self;
         }
         for device in self.devices.iter_mut().filter(|device| !device.objects.is_empty()) {
+            if self.claim.is_some() && device.objects.iter().any(|object| !object.is_of_boot()) {
+                device.objects.retain(|object| !object.is_of_boot());
+                continue;
+            }
             device.objects.retain(|object| !object.is_number());
             let nodes = device.objects.iter().filter_map(Object::as_node);
             let now: BTreeSet<Object> = nodes.flat_map(&behind).collect();

@@ -86,6 +86,12 @@ impl Object {
         self.0.starts_with("char:") || self.0.starts_with("block:")
     }
 
+    /// Whether the kernel may give its number or name to another device after a reboot.
+    #[must_use]
+    pub fn is_of_boot(&self) -> bool {
+        self.is_number() || self.as_node().is_some() || self.0.starts_with("iommu_group:")
+    }
+
     /// A PCI function.
     #[must_use]
     pub fn function(address: PciAddress) -> Self {

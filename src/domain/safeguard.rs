@@ -51,12 +51,14 @@ pub enum Safeguard {
     ClaimStep,
     /// A part of a record, which a torn write leaves, is no answer.
     ClaimWhole,
+    /// The nodes of a record from a former boot are found again.
+    ClaimOfBoot,
 }
 
 impl Safeguard {
     /// The safeguards of claims.
     #[cfg(test)]
-    pub(crate) const OF_CLAIMS: [Safeguard; 14] = [
+    pub(crate) const OF_CLAIMS: [Safeguard; 15] = [
         Safeguard::ClaimStep,
         Safeguard::DurableAnswer,
         Safeguard::DurableRecord,
@@ -71,6 +73,7 @@ impl Safeguard {
         Safeguard::ClaimEnd,
         Safeguard::ClaimFile,
         Safeguard::ClaimWhole,
+        Safeguard::ClaimOfBoot,
     ];
 
     /// Whether it is on.

@@ -8,7 +8,8 @@
 //!
 //! - None: the grants are recorded.
 //! - Of the same allocation: the answer is the recorded one, and new pods are added. Devices that a
-//!   torn write has lost are recorded, and a restored grant gets its allocation.
+//!   torn write has lost are recorded, and a restored grant gets its allocation. A grant of a
+//!   former boot gets the nodes that its devices have now.
 //! - Of another allocation, and no process of its pods runs: they are released as `reallocated`,
 //!   and the new grants are recorded in the same commit.
 //! - Of another allocation otherwise: the Prepare is refused.
@@ -125,10 +126,10 @@ fn new_entries(
     let uncommitted: Vec<&Entry> = uncommitted.iter().copied().chain(released.iter()).collect();
     let missing: Vec<Arc<Grant>> =
         wanted.iter().filter_map(|grant| without(grant, &same)).collect();
-    let restored = same.iter().filter_map(|grant| completed(grant, &whole));
-    let mut restored: BTreeMap<AllocId, Grant> =
-        restored.map(|grant| (grant.alloc_id.clone(), grant)).collect();
-    for grant in missing.iter().map(|grant| &**grant).chain(restored.values()) {
+    let changed = same.iter().filter_map(|grant| renewed(grant, wanted));
+    let mut changed: BTreeMap<AllocId, Grant> =
+        changed.map(|grant| (grant.alloc_id.clone(), grant)).collect();
+    for grant in missing.iter().map(|grant| &**grant).chain(changed.values()) {
         if let Some(refusal) = refusal(ledger, hooks, &uncommitted, grant) {
             return Err(refusal);
         }
@@ -137,21 +138,21 @@ fn new_entries(
     let (mut entries, mut grants) = (Vec::new(), Vec::new());
     for grant in same {
         let state = joined(grant, &coming, cgroup);
-        let changed = match (restored.remove(&grant.alloc_id), state) {
+        let grant = match (changed.remove(&grant.alloc_id), state) {
             (None, None) => Arc::clone(grant),
             (None, Some(state)) => {
                 let alloc_id = grant.alloc_id.clone();
                 entries.push(Entry::Moved { alloc_id, state: state.clone() });
                 Arc::new(Grant { state, ..Grant::clone(grant) })
             }
-            (Some(restored), state) => {
-                let state = state.unwrap_or_else(|| restored.state.clone());
-                let grant = Arc::new(allocated(Grant { state, ..restored }, &whole.allocation));
+            (Some(changed), state) => {
+                let state = state.unwrap_or_else(|| changed.state.clone());
+                let grant = Arc::new(allocated(Grant { state, ..changed }, &whole.allocation));
                 entries.push(Entry::Grant(Arc::clone(&grant)));
                 grant
             }
         };
-        grants.push(changed);
+        grants.push(grant);
     }
     entries.extend(missing.iter().cloned().map(Entry::Grant));
     grants.extend(missing);
@@ -161,17 +162,38 @@ fn new_entries(
     Ok((entries, grants))
 }
 
-/// A restored grant with what the kubelet's record does not have: the requests of its devices, and
-/// which of them are an administrator's. Its devices and the answer stay.
-fn completed(grant: &Grant, whole: &ClaimHold) -> Option<Grant> {
-    let mut hold = ClaimHold::clone(grant.claim.as_deref().filter(|hold| hold.is_restored())?);
-    for device in &mut hold.devices {
-        let mut wanted = whole.devices.iter().map(|wanted| &wanted.allocated);
-        if let Some(wanted) = wanted.find(|wanted| device.allocated.is_for(wanted)) {
-            device.allocated.clone_from(wanted);
-        }
+/// A grant of a former boot, or a restored one, with what the claim gets of its devices now. The
+/// kernel may have given their nodes to other devices, and the kubelet's record lacks which
+/// alternative was allocated, or for an administrator. A device that is not wanted stays as it is:
+/// its resource was removed.
+fn renewed(grant: &Grant, wanted: &[Arc<Grant>]) -> Option<Grant> {
+    let mut hold = ClaimHold::clone(grant.claim.as_deref()?);
+    let (boot_id, is_restored) = (&wanted.first()?.boot_id, hold.is_restored());
+    if !is_restored && !grant.is_of_former_boot(boot_id) {
+        return None;
     }
-    Some(Grant { claim: Some(Arc::new(hold)), ..grant.clone() })
+    let mut renewed = Grant { boot_id: boot_id.clone(), ..grant.clone() };
+    for device in &mut hold.devices {
+        let of_it = |wanted: &'_ Arc<Grant>| {
+            let mut claimed = wanted.claim.iter().flat_map(|hold| &hold.devices);
+            let claimed = claimed.find(|new| new.allocated.is_for(&device.allocated))?.clone();
+            let granted = wanted.devices.iter().find(|granted| granted.id == claimed.id);
+            Some((claimed, granted.cloned()))
+        };
+        let Some((claimed, granted)) = wanted.iter().find_map(of_it) else { continue };
+        device.allocated = claimed.allocated;
+        if claimed.id != device.id {
+            continue;
+        }
+        (device.edits, device.metadata) = (claimed.edits, claimed.metadata);
+        if !is_restored {
+            device.cdi_devices = claimed.cdi_devices;
+        }
+        let held = renewed.devices.iter_mut().filter(|held| held.id == device.id);
+        held.zip(granted).for_each(|(held, granted)| *held = granted);
+    }
+    renewed.claim = Some(Arc::new(hold));
+    Some(renewed)
 }
 
 /// A grant with its allocation: it no longer counts as restored.

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::domain::{
-    Attributes, CgroupState, Checkpoint, CheckpointEntry, ContainerEdits, Device, DeviceClass,
-    DeviceNumber, GrantState, Health, ListedContainer, ListedPod, Moment, Object, Observation,
-    Offered, Offering, PendingHooks, PodName, PodRef, PodReport, Reason, ResourceSpec, Timestamp,
+    Attributes, CgroupState, Checkpoint, CheckpointEntry, ClaimHold, ClaimRef, ContainerEdits,
+    Device, DeviceClass, DeviceNumber, GrantState, Health, ListedContainer, ListedPod, Moment,
+    Object, Observation, Offered, Offering, PendingHooks, PodName, PodRef, PodReport, Reason,
+    ResourceSpec, Timestamp,
 };
 use proptest::prelude::*;
 use std::time::Duration;
@@ -566,6 +567,38 @@ fn what_a_static_pod_had_before_it_came_back_is_released_when_all_of_it_had_ende
         assert_eq!((world.state(1), world.state(2)), ("released", "bound"));
         assert_eq!(world.look(14), []);
     }
+}
+
+/// A static pod whose manifest is moved away and back. The kubelet remembers the grant, and starts
+/// the container with it without another Allocate.
+#[test]
+fn a_static_pod_holds_its_grant_until_the_kubelet_has_forgotten_it() {
+    let uid = "0123456789abcdef0123456789abcdef";
+    let kept = || vec![entry(uid, "main", "gpu0", Some(alloc(1)))];
+    let mut world = World::new();
+    world.write(kept());
+    world.seen.names = BTreeMap::from([(uid.into(), name("web"))]);
+    world.seen.cgroups = BTreeMap::from([(uid.into(), CgroupState::Populated)]);
+    world.look(0);
+    world.seen.pods = PodReport::Named(BTreeMap::from([(name("web"), None)]));
+    world.seen.cgroups.insert(uid.into(), CgroupState::Absent);
+    let agenda = |world: &World, seconds| Agenda::of(&world.ledger, &world.watchlist, at(seconds));
+    world.look(10);
+    assert_eq!(agenda(&world, 14).query(&world.seen), None);
+    for seconds in 15..100 {
+        world.look(seconds);
+        assert_eq!(world.state(1), "suspect");
+        let query = agenda(&world, seconds).query(&world.seen);
+        assert_eq!(query, Some(PodQuery::All), "a listing makes the kubelet forget it");
+    }
+    let mut returned = World { ledger: world.ledger.clone(), ..World::new() };
+    (returned.watchlist, returned.seen) = (world.watchlist.clone(), world.seen.clone());
+    returned.seen.cgroups.insert(uid.into(), CgroupState::Populated);
+    returned.seen.pods = PodReport::All(vec![listed("web", &["gpu0"])]);
+    returned.look(100);
+    assert_eq!(returned.state(1), "bound");
+    world.write(Vec::new());
+    assert_eq!(released_by(&world.look(100)), Some(POD_GONE));
 }
 
 /// A kubelet that has lost its checkpoint asks again for a container that runs on with what it has.
@@ -1256,7 +1289,16 @@ fn after_a_reboot_a_grant_holds_what_its_paths_lead_to_and_no_former_device_numb
         held(grant.clone().in_boot("boot-2", behind)),
         [path.clone(), disk.clone(), number(3)]
     );
-    assert_eq!(held(grant.in_boot("boot-2", |_| Vec::new())), [path, disk], "it is not there yet");
+    assert_eq!(
+        held(grant.clone().in_boot("boot-2", |_| Vec::new())),
+        [path, disk.clone()],
+        "it is not there yet"
+    );
+    let claim = ClaimRef { uid: "c1".into(), namespace: "ml".into(), name: "train".into() };
+    let hold = ClaimHold { claim, allocation: "a".into(), devices: Vec::new() };
+    let of_claim = |grant: &Grant| Grant { claim: Some(Arc::new(hold.clone())), ..grant.clone() };
+    let held = held(of_claim(&grant).in_boot("boot-2", |_| panic!("it is prepared again first")));
+    assert_eq!(held, [disk]);
 }
 
 #[test]

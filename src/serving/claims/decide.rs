@@ -242,13 +242,16 @@ fn kind(config: &OpaqueConfig) -> String {
     }
 }
 
-/// Decides which devices the claim gets, and what its containers get of them.
+/// Decides which devices the claim gets, and what its containers get of them. `recorded` is the
+/// record of this allocation from a former boot. Its devices are not checked as new ones are: the
+/// claim keeps them. Those whose resource was removed are as they were.
 pub(super) fn decide(
     claim: &AllocatedClaim,
     allocation: &str,
     devices: &dyn ClaimDevices,
     grants: &[Arc<Grant>],
     name_of: &dyn Fn(&DeviceId, DeviceClass) -> DraName,
+    recorded: Option<DecidedClaim>,
 ) -> Result<DecidedClaim, NotPrepared> {
     let inventory = devices.inventory();
     let mut allocated: Vec<&Allocated> = claim.devices.iter().collect();
@@ -260,8 +263,12 @@ pub(super) fn decide(
         if *pools.entry(&of.name.device).or_insert(&of.name.pool) != of.name.pool {
             return Err(NotPrepared::SameName(of.name.device.clone()));
         }
-        let found = found.ok_or_else(|| NotPrepared::NotHere(of.name.clone()))?;
-        check_vendor(claim, of, &found.offered.device)?;
+        let found = match found {
+            Some(found) => found,
+            None if recorded.is_some() => continue,
+            None => return Err(NotPrepared::NotHere(of.name.clone())),
+        };
+        check_device(claim, of, *found, recorded.is_some())?;
         let of_request: Vec<(&Allocated, Found<'_>)> = (allocated.iter().zip(&all))
             .filter(|(it, _)| it.request == of.request)
             .filter_map(|(it, found)| Some((*it, (*found)?)))
@@ -281,7 +288,7 @@ pub(super) fn decide(
         } else {
             None
         };
-        let (device, granted) = one(&claim.claim, of, &own, found, &together, file, devices)?;
+        let (device, granted) = one(&claim.claim, of, &own, *found, &together, file, devices)?;
         let spec = &found.offering.spec;
         let hold = holds.entry(spec.name.clone()).or_insert_with(|| DecidedHold {
             resource: spec.name.clone(),
@@ -296,6 +303,9 @@ pub(super) fn decide(
         if !hold.devices.iter().any(|known| known.id == granted.id) {
             hold.devices.push(granted);
         }
+    }
+    if let Some(recorded) = recorded.filter(|_| holds.is_empty()) {
+        return Ok(recorded);
     }
     Ok(DecidedClaim {
         claim: claim.claim.clone(),
@@ -324,7 +334,31 @@ fn metadata_file(
     Some((mount, metadata::text(claim, &of.request, described)))
 }
 
-/// Checks one device, and decides what containers get of it.
+/// Checks that a claim may have this device, or that a recorded device exists.
+fn check_device(
+    claim: &AllocatedClaim,
+    of: &Allocated,
+    Found { offering, id, offered }: Found<'_>,
+    is_recorded: bool,
+) -> Result<(), NotPrepared> {
+    let (name, resource) = (of.name.clone(), offering.spec.name.clone());
+    if !is_recorded {
+        check_vendor(claim, of, &offered.device)?;
+        if !offering.spec.api.serves_claims() {
+            return Err(NotPrepared::NotForClaims { name, resource });
+        }
+    }
+    match offered.health {
+        Health::Unhealthy(reason)
+            if !may_be_prepared(reason) && (!is_recorded || reason == Reason::DeviceGone) =>
+        {
+            Err(NotPrepared::Unhealthy { name, resource, id: id.clone(), reason })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Decides what containers get of one device.
 fn one(
     claim: &ClaimRef,
     of: &Allocated,
@@ -334,18 +368,9 @@ fn one(
     metadata: Option<(EditMount, String)>,
     devices: &dyn ClaimDevices,
 ) -> Result<(ClaimedDevice, crate::domain::GrantedDevice), NotPrepared> {
-    let (name, resource) = (of.name.clone(), offering.spec.name.clone());
-    if !offering.spec.api.serves_claims() {
-        return Err(NotPrepared::NotForClaims { name, resource });
-    }
-    if let Health::Unhealthy(reason) = offered.health
-        && !may_be_prepared(reason)
-    {
-        return Err(NotPrepared::Unhealthy { name, resource, id: id.clone(), reason });
-    }
     let (mut edits, granted) = devices
         .claimed(offering, id, offered, together)
-        .map_err(|why| NotPrepared::Unusable { name, why })?;
+        .map_err(|why| NotPrepared::Unusable { name: of.name.clone(), why })?;
     let (mount, text) = metadata.unzip();
     edits.mounts.extend(mount);
     let claimed = claim::claimed(claim, of.clone(), own, id.clone(), edits);

@@ -3,7 +3,7 @@
 use super::decide::{self, NotPrepared};
 use super::{
     ClaimDevices, ClaimFiles, ClaimLedger, ClaimSource, DecidedClaim, DecidedHold, HeldByNumber,
-    NameOf, NotRecorded, digest,
+    NameOf, NotRecorded, RecordedClaim, digest,
 };
 use crate::contract::claim as contract;
 use crate::domain::{
@@ -276,7 +276,7 @@ impl ClaimPreparer {
     }
 
     /// What to record: the earlier record of the same allocation, whose devices need not be found
-    /// again, else a new decision. A torn write may have left a part of a record.
+    /// again in the same boot, else a new decision. A torn write may have left a part of a record.
     fn decided(
         &self,
         of: &ClaimRef,
@@ -286,19 +286,24 @@ impl ClaimPreparer {
         let has = |recorded: &DecidedClaim, wanted: &Allocated| {
             recorded.holds.iter().any(|each| each.hold.has(wanted))
         };
-        let is_same = |recorded: &DecidedClaim| {
+        let is_same = |RecordedClaim { claim: recorded, .. }: &RecordedClaim| {
             let mut holds = recorded.holds.iter();
             holds.all(|each| each.hold.claim.uid == of.uid && each.hold.allocation == allocation)
                 && (claim.devices.iter().all(|of| has(recorded, of))
                     || !Safeguard::ClaimWhole.is_on())
         };
-        match self.ledger.recorded(of).filter(is_same) {
-            Some(recorded) => {
-                Ok(DecidedClaim { reserved_for: claim.reserved_for.clone(), ..recorded })
-            }
-            None => {
+        let recorded = self.ledger.recorded(of).filter(is_same);
+        let is_of_boot = recorded.as_ref().is_some_and(|recorded| recorded.is_of_boot);
+        let recorded = recorded.map(|RecordedClaim { claim: recorded, .. }| DecidedClaim {
+            reserved_for: claim.reserved_for.clone(),
+            ..recorded
+        });
+        match recorded {
+            Some(recorded) if is_of_boot || !Safeguard::ClaimOfBoot.is_on() => Ok(recorded),
+            recorded => {
                 let grants = self.ledger.grants();
-                decide::decide(claim, allocation, &*self.devices, &grants, &*self.name_of)
+                let (devices, name_of) = (&*self.devices, &*self.name_of);
+                decide::decide(claim, allocation, devices, &grants, name_of, recorded)
             }
         }
     }

@@ -6,6 +6,10 @@
 //! gets the same answer again: the kubelet repeats Prepare, and may append a second answer to the
 //! first. A call may be dropped at any step. The next one completes what it began.
 //!
+//! After a reboot the kubelet prepares each claim again before its containers start. The kernel may
+//! have given the nodes of a device to another one. So the first Prepare in a boot finds the
+//! recorded devices again, and records their present nodes.
+//!
 //! A container may have got an allocated device through the device plugin. The claim waits for it
 //! too. When the time is over, its pods are evicted ([`ClaimLedger::evict`]): a new pod gets
 //! another device.
@@ -70,6 +74,16 @@ pub struct DecidedClaim {
     pub holds: Vec<DecidedHold>,
 }
 
+/// A claim as it is recorded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedClaim {
+    /// Its devices.
+    pub claim: DecidedClaim,
+    /// Whether it was recorded in this boot. The nodes of another boot may be those of other
+    /// devices now.
+    pub is_of_boot: bool,
+}
+
 /// A device of a claim that a container has got through the device plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldByNumber {
@@ -100,10 +114,10 @@ pub enum NotRecorded {
 pub trait ClaimLedger: Send + Sync {
     /// The claim as it is recorded, by the last published snapshot; `None` if it is not, or not
     /// yet.
-    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim>;
+    fn recorded(&self, claim: &ClaimRef) -> Option<RecordedClaim>;
 
     /// Records all devices of a claim, or none, durably. Returns what is recorded. That is the
-    /// earlier record if the claim is recorded with the same allocation.
+    /// earlier record if the claim is recorded with the same allocation in the same boot.
     ///
     /// # Errors
     /// When a device is not free, or the record cannot be made durable.

@@ -120,6 +120,8 @@ struct Ledger {
     evicted: Mutex<Vec<(BTreeSet<DraName>, AllocId)>>,
     /// The device that the container has.
     lost_id: Mutex<Option<DeviceId>>,
+    /// Whether the machine has booted since the claim was recorded.
+    has_booted: Mutex<bool>,
     records: Mutex<usize>,
     /// The last request to record.
     last: Mutex<Option<DecidedClaim>>,
@@ -129,9 +131,11 @@ struct Ledger {
 
 #[tonic::async_trait]
 impl ClaimLedger for Ledger {
-    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
+    fn recorded(&self, claim: &ClaimRef) -> Option<RecordedClaim> {
         let recorded = self.recorded.lock().unwrap();
-        recorded.get(&claim.uid).filter(|_| !*self.is_late.lock().unwrap()).cloned()
+        let recorded = recorded.get(&claim.uid).filter(|_| !*self.is_late.lock().unwrap());
+        let is_of_boot = !*self.has_booted.lock().unwrap();
+        Some(RecordedClaim { claim: recorded?.clone(), is_of_boot })
     }
 
     fn grants(&self) -> Arc<Vec<Arc<Grant>>> {
@@ -191,7 +195,12 @@ impl Ledger {
         let allocation =
             |claim: &DecidedClaim| holds(claim).first().map(|hold| hold.allocation.clone());
         match recorded.get(&of) {
-            Some(known) if allocation(known) == allocation(&decided) => Ok(holds(known)),
+            Some(known) if allocation(known) == allocation(&decided) => {
+                if std::mem::take(&mut *self.has_booted.lock().unwrap()) {
+                    recorded.insert(of.clone(), decided);
+                }
+                Ok(holds(&recorded[&of]))
+            }
             Some(_) => Err(NotRecorded::Blocked("the former allocation".into())),
             None => Ok(holds(recorded.entry(of).or_insert(decided))),
         }
@@ -394,7 +403,7 @@ fn a_claim_is_recorded_written_and_answered() {
             let name = device.cdi_devices[0].split_once('=').unwrap().1;
             assert!(text.contains(&format!("\"name\": \"{name}\"")), "{text}");
         }
-        let recorded = world.ledger.recorded(&claim()).unwrap();
+        let recorded = world.ledger.recorded(&claim()).unwrap().claim;
         assert_eq!(recorded.reserved_for, allocation().reserved_for);
         let holds: Vec<(&str, usize)> = recorded
             .holds
@@ -430,6 +439,41 @@ fn the_same_allocation_has_the_same_answer_after_any_change() {
         *world.devices.node.lock().unwrap() = "/dev/other".into();
         *world.ledger.is_late.lock().unwrap() = true;
         assert_eq!(world.prepare().await.unwrap(), recorded);
+    });
+}
+
+#[test]
+fn after_a_reboot_a_claim_keeps_its_devices_and_gets_their_present_nodes() {
+    virtually(async {
+        let world = World::new();
+        let first = world.prepare().await.unwrap();
+        let boot = |node: &str| {
+            *world.ledger.has_booted.lock().unwrap() = true;
+            *world.devices.node.lock().unwrap() = node.into();
+        };
+        let text = || std::fs::read_to_string(world.file()).unwrap();
+        let fail = |reason| {
+            world.change_inventory(|inventory| {
+                let gpus = inventory.resources.values_mut().next().unwrap();
+                let gpus = Arc::make_mut(gpus);
+                let spec = ResourceSpec { api: Api::Plugin, ..ResourceSpec::clone(&gpus.spec) };
+                gpus.spec = Arc::new(spec);
+                gpus.devices.values_mut().for_each(|it| it.health = Health::Unhealthy(reason));
+            });
+        };
+        // It is not checked as a new one is.
+        boot("/dev/second");
+        fail(Reason::Xid);
+        assert_eq!(world.prepare().await.unwrap(), first);
+        assert_eq!(text().matches("/dev/second/").count(), 3, "{}", text());
+        boot("/dev/third");
+        fail(Reason::DeviceGone);
+        let error = world.prepare().await.unwrap_err();
+        assert!(matches!(error, NotPrepared::Unhealthy { reason: Reason::DeviceGone, .. }));
+        // Of a removed resource no device is found.
+        world.change_inventory(|inventory| inventory.resources.clear());
+        assert_eq!(world.prepare().await.unwrap(), first);
+        assert_eq!(text().matches("/dev/second/").count(), 3, "{}", text());
     });
 }
 
@@ -697,7 +741,7 @@ fn each_device_must_be_one_of_this_node_that_is_given_to_claims() {
         });
         assert_eq!(names(&world.prepare().await.unwrap()), ANSWER);
         assert_eq!(
-            world.ledger.recorded(&claim()).unwrap().holds[0].resource.as_str(),
+            world.ledger.recorded(&claim()).unwrap().claim.holds[0].resource.as_str(),
             "x.y/moved"
         );
         let world = World::new();
@@ -768,7 +812,7 @@ fn the_devices_for_a_number_of_one_container_are_listed_together() {
                 inventory.resources.extend([offering("nic", DeviceClass::Nic, &ids)]);
             });
             world.prepare().await.unwrap();
-            let recorded = world.ledger.recorded(&claim()).unwrap();
+            let recorded = world.ledger.recorded(&claim()).unwrap().claim;
             let devices = recorded.holds.iter().flat_map(|each| &each.hold.devices);
             let listed: Vec<Option<&str>> =
                 devices.map(|device| device.edits.envs.get("ALL").map(String::as_str)).collect();
@@ -783,7 +827,7 @@ fn the_first_device_of_a_request_mounts_the_metadata_of_all() {
         let world = World::changed(|claim| claim.pod_claim = Some("devices".into()));
         *world.devices.has_metadata.lock().unwrap() = true;
         world.prepare().await.unwrap();
-        let recorded = world.ledger.recorded(&claim()).unwrap();
+        let recorded = world.ledger.recorded(&claim()).unwrap().claim;
         let devices: Vec<&ClaimedDevice> =
             recorded.holds.iter().flat_map(|each| &each.hold.devices).collect();
         let mounted: Vec<Option<String>> = devices

@@ -7,7 +7,9 @@ use crate::domain::{
 };
 use crate::host;
 use crate::messages::{Mailbox, RecordClaim, RecordError, ReleaseClaim};
-use crate::serving::claims::{ClaimLedger, DecidedClaim, DecidedHold, HeldByNumber, NotRecorded};
+use crate::serving::claims::{
+    ClaimLedger, DecidedClaim, DecidedHold, HeldByNumber, NotRecorded, RecordedClaim,
+};
 use crate::slices::holders::{Lost, still_lost};
 use crate::slices::published::Published;
 use std::collections::BTreeSet;
@@ -36,8 +38,9 @@ pub(crate) struct Recorder {
 
 #[tonic::async_trait]
 impl ClaimLedger for Recorder {
-    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
+    fn recorded(&self, claim: &ClaimRef) -> Option<RecordedClaim> {
         let grants = self.grants.borrow();
+        let mut is_of_boot = true;
         let mut known =
             DecidedClaim { claim: claim.clone(), reserved_for: Vec::new(), holds: Vec::new() };
         for grant in grants.iter().filter(|grant| grant.is_live()) {
@@ -45,6 +48,7 @@ impl ClaimLedger for Recorder {
             else {
                 continue;
             };
+            is_of_boot &= !grant.is_of_former_boot(&self.boot_id);
             known.reserved_for = grant.pods().cloned().collect();
             known.holds.push(DecidedHold {
                 resource: grant.resource.clone(),
@@ -53,7 +57,8 @@ impl ClaimLedger for Recorder {
             });
         }
         known.holds.sort_by(|a, b| a.resource.cmp(&b.resource));
-        Some(known).filter(|known| !known.holds.is_empty())
+        let is_known = !known.holds.is_empty();
+        is_known.then_some(RecordedClaim { claim: known, is_of_boot })
     }
 
     fn grants(&self) -> Arc<Vec<Arc<Grant>>> {

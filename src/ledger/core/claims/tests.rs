@@ -122,7 +122,7 @@ impl World {
     fn new(live: impl IntoIterator<Item = Grant>) -> Self {
         let mut world = World {
             ledger: Ledger::default(),
-            hooks: ReleaseHooks::new(),
+            hooks: ReleaseHooks::default(),
             cgroups: BTreeMap::new(),
             watchlist: Watchlist::default(),
             evidence: ClaimEvidence::default(),
@@ -137,7 +137,7 @@ impl World {
     }
 
     fn with_hook(mut self) -> Self {
-        self.hooks.insert(resource(GPU), Sharing::Exclusive);
+        self.hooks = ReleaseHooks::of([(resource(GPU), Some(Sharing::Exclusive))]);
         self
     }
 
@@ -1072,6 +1072,46 @@ fn a_claim_restored_from_an_old_record_waits_for_the_holder_of_its_device() {
     let mut world = World::new([restored(1, "c1", "u1"), restored(2, "c2", "u2")]);
     let answer = world.record(&[of_claim(9, "c1", "x", GPU, &["a-1"], "u1")]);
     assert_eq!(ids(&answer.unwrap()), ["a-000001"]);
+}
+
+/// Two claims of a former boot whose devices have exchanged their nodes.
+#[test]
+fn the_first_prepare_in_a_boot_records_the_present_nodes_of_each_device() {
+    let node = |id: &str, path: &str| {
+        let device = |device: GrantedDevice| GrantedDevice {
+            objects: vec![Object::node(path), Object::of_text(&format!("pci:{id}"))],
+            ..device
+        };
+        device(granted(id))
+    };
+    let prepared = |n, uid: &str, id: &str, path: &str, boot: &str| {
+        let mut grant = of_claim(n, uid, "x", GPU, &[id], "u1");
+        let mut hold = ClaimHold::clone(grant.claim.as_ref().unwrap());
+        hold.devices[0].edits.devices = vec![EditDevice {
+            host: path.into(),
+            container: path.into(),
+            permissions: "rw".into(),
+        }];
+        grant.devices = vec![node(id, path)];
+        (grant.claim, grant.boot_id) = (Some(Arc::new(hold)), boot.into());
+        grant
+    };
+    let former =
+        [prepared(1, "c1", "a-1", "/dev/x1", BOOT), prepared(2, "c2", "a-2", "/dev/x2", BOOT)];
+    let behind = |_: &str| panic!("a claim holds no node before it is prepared");
+    let mut world = World::new(former.map(|grant| grant.in_boot("boot-2", behind)));
+    let again = |n, uid: &str, id: &str, path: &str| [prepared(n, uid, id, path, "boot-2")];
+    let one = world.record(&again(3, "c1", "a-1", "/dev/x2")).unwrap();
+    assert_eq!(ids(&one), ["a-000001"], "the grant is that of before");
+    let (grant, hold) = (&one[0], one[0].claim.as_ref().unwrap());
+    assert_eq!(grant.boot_id, "boot-2");
+    assert_eq!(grant.devices, [node("a-1", "/dev/x2")]);
+    assert_eq!(hold.devices[0].edits.devices[0].host, "/dev/x2");
+    let two = world.record(&again(4, "c2", "a-2", "/dev/x1")).unwrap();
+    assert_eq!(two[0].devices, [node("a-2", "/dev/x1")]);
+    // Another Prepare in this boot changes nothing.
+    let Recording { entries, answer } = world.recording(&again(5, "c1", "a-1", "/dev/x9"));
+    assert_eq!((entries, answer.unwrap()), (Vec::new(), one));
 }
 
 #[test]

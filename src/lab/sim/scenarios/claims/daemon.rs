@@ -2,7 +2,7 @@
 
 use super::cluster;
 use super::ledger::{LedgerShell, granted};
-use super::machine::devices;
+use super::machine::{Machine, devices};
 use super::slices;
 use super::world::{Step, World, name_of};
 use crate::contract::cdi::FILE_PREFIX;
@@ -76,19 +76,22 @@ impl ClaimDevices for Devices {
         _: &Offered,
         _: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String> {
-        let driver = self.0.machine().driver;
-        let cdi_devices = vec![format!("vendor.example.com/gpu=driver-{driver}")];
-        Ok((ContainerEdits { cdi_devices, ..edits(id, driver) }, granted(id)))
+        let machine = self.0.machine();
+        let cdi_devices = vec![format!("vendor.example.com/gpu=driver-{}", machine.driver)];
+        Ok((ContainerEdits { cdi_devices, ..edits(id, &machine) }, granted(id)))
     }
 }
 
-/// The content of a device's CDI device, with a version of the driver.
-pub(super) fn edits(id: &DeviceId, driver: u64) -> ContainerEdits {
-    let path = format!("/dev/{id}");
-    let node = EditDevice { host: path.clone(), container: path, permissions: "rw".into() };
+/// The content of a device's CDI device.
+pub(super) fn edits(id: &DeviceId, machine: &Machine) -> ContainerEdits {
+    let node = EditDevice {
+        host: machine.node(id),
+        container: format!("/dev/{id}"),
+        permissions: "rw".into(),
+    };
     ContainerEdits {
         devices: vec![node],
-        envs: BTreeMap::from([("DRIVER".to_owned(), driver.to_string())]),
+        envs: BTreeMap::from([("DRIVER".to_owned(), machine.driver.to_string())]),
         ..ContainerEdits::default()
     }
 }

@@ -16,7 +16,9 @@ use crate::ledger::core::{
     release_claim, restore_claims,
 };
 use crate::ledger::observe::KubeletAge;
-use crate::serving::claims::{ClaimFiles, ClaimLedger, DecidedClaim, DecidedHold, NotRecorded};
+use crate::serving::claims::{
+    ClaimFiles, ClaimLedger, DecidedClaim, DecidedHold, NotRecorded, RecordedClaim,
+};
 use crate::tasks::dra::live_claims;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -236,15 +238,19 @@ impl LedgerShell {
 /// lost is such a case: the kubelet may give the claim to another pod without another Prepare.
 fn restore(world: &World) {
     let mut machine = world.machine();
-    let (ledger, driver) = (machine.read_ledger(), machine.driver);
+    let (ledger, start) = (machine.read_ledger(), machine.next_id());
     let kept = machine.kubelet_claims(world.moment());
     let named = |name: &DraName| {
         let mut all = devices().filter(|(id, pool)| name_of(id, pool.class) == *name);
         let (id, pool) = all.next()?;
         let resource = pool.resource.parse().ok()?;
-        Some(NamedDevice { resource, device: granted(&id), edits: edits(&id, driver) })
+        Some(NamedDevice { resource, device: granted(&id), edits: edits(&id, &machine) })
     };
-    let new_id = || AllocId::new(format!("a-{:08}", machine.next_id()));
+    let mut count = 0;
+    let new_id = || {
+        count += 1;
+        AllocId::new(format!("a-{start:08}-{count}"))
+    };
     let restored = restore_claims(&kept, &ledger, named, new_id, world.moment().wall);
     let entries = restored.grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant)));
     let entries: Vec<Entry> = entries.collect();
@@ -286,13 +292,15 @@ pub(super) fn granted(id: &DeviceId) -> GrantedDevice {
 
 #[tonic::async_trait]
 impl ClaimLedger for LedgerShell {
-    fn recorded(&self, claim: &ClaimRef) -> Option<DecidedClaim> {
+    fn recorded(&self, claim: &ClaimRef) -> Option<RecordedClaim> {
         if !Safeguard::ClaimRecord.is_on() {
             return None;
         }
+        let (boot_id, mut is_of_boot) = (self.world.machine().boot_id(), true);
         let grants = self.snapshot.borrow();
         let of_claim = grants.iter().filter(|grant| grant.is_live()).filter_map(|grant| {
             let hold = grant.claim.as_deref().filter(|hold| hold.claim.uid == claim.uid)?;
+            is_of_boot &= !grant.is_of_former_boot(&boot_id);
             Some(DecidedHold {
                 resource: grant.resource.clone(),
                 devices: grant.devices.clone(),
@@ -302,7 +310,8 @@ impl ClaimLedger for LedgerShell {
         let mut holds: Vec<DecidedHold> = of_claim.collect();
         holds.sort_by(|a, b| a.resource.cmp(&b.resource));
         let known = DecidedClaim { claim: claim.clone(), reserved_for: Vec::new(), holds };
-        Some(known).filter(|known| !known.holds.is_empty())
+        let is_known = !known.holds.is_empty();
+        is_known.then_some(RecordedClaim { claim: known, is_of_boot })
     }
 
     fn grants(&self) -> Arc<Vec<Arc<Grant>>> {

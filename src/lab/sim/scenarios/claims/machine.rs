@@ -183,8 +183,19 @@ impl Machine {
         self.reboot();
     }
 
-    /// The device nodes that the runtime adds for a CDI name of a claim. `None` if no file defines
-    /// it.
+    /// The node of a device: at each boot the kernel gives the nodes of a class in another order.
+    /// The shares of a device have a fixed one.
+    pub(super) fn node(&self, id: &DeviceId) -> String {
+        let place = |pool: &super::world::Pool| {
+            let mut ids = devices().filter(|(_, of)| of.prefix == pool.prefix && !of.is_divided);
+            ids.position(|(known, _)| known == *id)
+        };
+        let shifted = pools().find_map(|pool| Some((pool, place(pool)?)));
+        let Some((pool, place)) = shifted else { return format!("/dev/{id}") };
+        format!("/dev/{}-{}", pool.prefix, (place as u64 + self.boots) % u64::from(pool.count))
+    }
+
+    /// The devices that the runtime adds for a CDI name of a claim. `None` if no file defines it.
     pub(super) fn resolve(&self, cdi_name: &str) -> Option<Vec<DeviceId>> {
         let (kind, device) = cdi_name.split_once('=')?;
         if kind != crate::contract::claim::KIND {
@@ -196,13 +207,15 @@ impl Machine {
                 continue;
             }
             let document: Value = serde_json::from_slice(&fs::read(entry.path()).ok()?).ok()?;
-            let devices = document["devices"].as_array()?;
-            let Some(found) = devices.iter().find(|found| found["name"] == device) else {
+            let defined = document["devices"].as_array()?;
+            let Some(found) = defined.iter().find(|found| found["name"] == device) else {
                 continue;
             };
             let nodes = found["containerEdits"]["deviceNodes"].as_array()?;
-            let id =
-                |node: &Value| Some(DeviceId::new(node["path"].as_str()?.strip_prefix("/dev/")?));
+            let id = |node: &Value| {
+                let path = node.get("hostPath").unwrap_or(&node["path"]).as_str()?;
+                devices().map(|(id, _)| id).find(|id| self.node(id) == path)
+            };
             return nodes.iter().map(id).collect();
         }
         None

@@ -14,7 +14,8 @@
 //! | released | before idle | no grant has been unprepared and without a process for 30 s |
 //! | held | at the end | no claim is in the ledger, and none has a file |
 //!
-//! The same claim with the same devices has the same bytes until the kubelet's next Unprepare.
+//! The same claim with the same devices has the same bytes until the next boot or the kubelet's
+//! next Unprepare. A device has another node in each boot.
 //!
 //! Up to 1.36 the kubelet unprepares a claim although another pod of its record uses it. If the
 //! daemon dies before it answers, the kubelet starts that pod without another Prepare. While no
@@ -74,8 +75,8 @@ pub(super) struct Oracles {
     pub(super) violation: Option<Violation>,
     pub(super) crashes: BTreeMap<(Step, Crash), u64>,
     pub(super) covered: Covered,
-    /// By claim and devices.
-    answers: BTreeMap<Allocation, Answer>,
+    /// By claim and devices, with the boot.
+    answers: BTreeMap<Allocation, (String, Answer)>,
     /// The claims that the kubelet has asked to unprepare since their last answer.
     unprepared: BTreeSet<String>,
     seen: u64,
@@ -100,7 +101,7 @@ impl Oracles {
         self.unprepared.remove(&of.uid);
         let part = |device: &PreparedDevice| (device.name.clone(), device.share_id.clone());
         let names: BTreeSet<Part> = devices.iter().map(part).collect();
-        let (text, durable) = {
+        let (text, durable, boot_id) = {
             let machine = world.machine();
             let grants = machine.durable.of_claim(&of.uid);
             let holds = grants.filter_map(|grant| grant.claim.as_deref());
@@ -108,7 +109,7 @@ impl Oracles {
                 .flat_map(|hold| &hold.devices)
                 .map(|device| (device.allocated.name.clone(), device.allocated.share_id.clone()))
                 .collect();
-            (machine.cdi_text(&of.uid), durable)
+            (machine.cdi_text(&of.uid), durable, machine.boot_id())
         };
         if durable != names {
             self.violated(
@@ -122,15 +123,11 @@ impl Oracles {
         }
         let key = (of.uid.clone(), names);
         let answer = (devices.to_vec(), text);
-        match self.answers.get(&key) {
-            Some(first) => {
-                self.covered.repeated += 1;
-                if *first != answer {
-                    let what = format!("{}: {answer:?} after {first:?}", of.uid);
-                    self.violated("bytes", now, what);
-                }
-            }
-            None => drop(self.answers.insert(key, answer)),
+        let first = self.answers.insert(key, (boot_id.clone(), answer.clone()));
+        self.covered.repeated += u64::from(first.is_some());
+        if let Some((_, first)) = first.filter(|(boot, first)| *boot == boot_id && *first != answer)
+        {
+            self.violated("bytes", now, format!("{}: {answer:?} after {first:?}", of.uid));
         }
     }
 
