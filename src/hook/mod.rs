@@ -14,8 +14,9 @@
 //! tried again, and a check changes no verdict. [`Outputs`] keeps the output of commands for the
 //! operator.
 //!
-//! The program of a check may wait in the kernel for a dead device, where it cannot be killed. Its
-//! check has failed then, and the device is not checked again before the program has ended.
+//! A program may wait in the kernel for a dead device, where it cannot be killed. Its run has
+//! failed then, and does not take the place of another device's. No other run for its device begins
+//! before it has ended.
 
 mod environment;
 mod records;
@@ -28,10 +29,10 @@ use crate::host::{self, CommandError, HostRoot, ResetError};
 use crate::telemetry::metrics;
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 /// Concurrent hooks before a start: enough for one container with all devices of a node, but not
 /// more processes than that.
@@ -45,7 +46,7 @@ const CHECKS_MAX: usize = 2;
 /// may have refused a process that the check wanted to start.
 const TASKS_OF_A_CHECK: usize = 8;
 
-/// How long the program of a check may take to end after it was killed.
+/// How long a program may take to end after it was killed.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a hook failed.
@@ -90,6 +91,41 @@ impl HookError {
     }
 }
 
+/// The runs that no caller waits for any longer, by device: they were given up at their limit, or
+/// their caller has ended. Each has its channel open until it ends.
+#[derive(Debug, Clone, Default)]
+struct LeftRuns(Arc<Mutex<BTreeMap<DeviceId, watch::Receiver<()>>>>);
+
+impl LeftRuns {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<DeviceId, watch::Receiver<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether no run of the device is left after this time.
+    async fn have_ended(&self, device: &DeviceId, within: Duration) -> bool {
+        let run = self.lock().get(device).cloned();
+        let Some(mut run) = run else { return true };
+        tokio::time::timeout(within, run.changed()).await.is_ok()
+    }
+}
+
+/// A run whose caller waits for it.
+struct Awaited<'a> {
+    left: &'a LeftRuns,
+    device: &'a DeviceId,
+    run: watch::Receiver<()>,
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        let mut left = self.left.lock();
+        left.retain(|_, run| run.has_changed().is_ok());
+        if self.run.has_changed().is_ok() {
+            left.insert(self.device.clone(), self.run.clone());
+        }
+    }
+}
+
 /// How a run ended, and the last line of its output.
 type Ended = (Result<(), HookError>, String);
 
@@ -100,8 +136,7 @@ pub struct HookExecutor {
     before_start: Arc<Semaphore>,
     after_release: Arc<Semaphore>,
     checks: Arc<Semaphore>,
-    /// The last check of a device that was killed and did not end: it keeps its value alive.
-    unkillable: Arc<Mutex<BTreeMap<DeviceId, Weak<()>>>>,
+    left: LeftRuns,
     outputs: Outputs,
     shortages: Shortages,
 }
@@ -118,7 +153,7 @@ impl HookExecutor {
             before_start,
             after_release,
             checks,
-            unkillable: Arc::default(),
+            left: LeftRuns::default(),
             outputs: Outputs::default(),
             shortages: Shortages::default(),
         }
@@ -153,8 +188,8 @@ impl HookExecutor {
             Phase::Check => &self.checks,
         };
         // The semaphore is never closed.
-        let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
-        let began = Instant::now();
+        let _slot = slots.acquire().await.map_err(io::Error::other)?;
+        let (began, id) = (Instant::now(), &occasion.device.id);
         let ran = match hook {
             Hook::Reset => {
                 let (root, address) = (self.host_root.clone(), function(&occasion.device));
@@ -164,7 +199,7 @@ impl HookExecutor {
                         String::new(),
                     )
                 };
-                self.ended(Some(slot), run).await
+                self.ended(id, None, run).await
             }
             Hook::Command { argv, limit } => {
                 let (argv, limit, env) =
@@ -182,12 +217,7 @@ impl HookExecutor {
                             }
                             (ended.map_err(HookError::from), output)
                         };
-                        let ran = if is_check {
-                            self.checked(slot, &occasion.device.id, limit + KILLED_WITHIN, run)
-                                .await
-                        } else {
-                            self.ended(Some(slot), run).await
-                        };
+                        let ran = self.ended(id, Some(limit + KILLED_WITHIN), run).await;
                         // Also closed when this future is dropped, at any point.
                         drop(cancel);
                         ran
@@ -199,55 +229,40 @@ impl HookExecutor {
         self.note(occasion, began, ran)
     }
 
-    /// Runs a check. Its result comes within this time, and then its slot is free for another
-    /// device, even if the run has not ended.
-    async fn checked(
-        &self,
-        _slot: OwnedSemaphorePermit,
-        device: &DeviceId,
-        within: Duration,
-        run: impl FnOnce() -> Ended + Send + 'static,
-    ) -> Ended {
-        let unkillable = || self.unkillable.lock().unwrap_or_else(PoisonError::into_inner);
-        let failed = || (Err(CommandError::Unkillable(within).into()), String::new());
-        unkillable().retain(|_, run| run.strong_count() > 0);
-        if unkillable().contains_key(device) {
-            return failed();
-        }
-        let running = Arc::new(());
-        let this = Arc::downgrade(&running);
-        let run = move || {
-            let _running = running;
-            run()
-        };
-        match tokio::time::timeout(within, self.ended(None, run)).await {
-            Ok(ended) => ended,
-            Err(_) => {
-                unkillable().insert(device.clone(), this);
-                failed()
-            }
-        }
-    }
-
-    /// Runs it on a thread of its own, which it may occupy for a day. Its slot is free only when
-    /// the run has really ended, even if the caller no longer waits.
+    /// Runs it on a thread of its own, which it may occupy for a day. The result comes within this
+    /// time, if there is a limit. A run that no caller waits for any longer ends before another one
+    /// for its device begins.
     async fn ended(
         &self,
-        slot: Option<OwnedSemaphorePermit>,
+        device: &DeviceId,
+        within: Option<Duration>,
         run: impl FnOnce() -> Ended + Send + 'static,
     ) -> Ended {
+        let failed =
+            |within: Duration| (Err(CommandError::Unkillable(within).into()), String::new());
+        if !self.left.have_ended(device, KILLED_WITHIN).await {
+            return failed(within.unwrap_or(KILLED_WITHIN));
+        }
         let (sender, receiver) = oneshot::channel();
+        let (running, left_open) = watch::channel(());
+        let _awaited = Awaited { left: &self.left, device, run: left_open };
         let work = move || {
             let ended = run();
-            drop(slot);
+            drop(running);
             // A caller that no longer waits does not receive it.
             drop(sender.send(ended));
         };
-        match thread::Builder::new().name("hook".into()).spawn(work) {
-            Ok(_) => receiver.await.unwrap_or_else(|_| {
-                (Err(io::Error::other("its thread has panicked").into()), String::new())
-            }),
-            Err(error) => (Err(error.into()), String::new()),
+        let result = match thread::Builder::new().name("hook".into()).spawn(work) {
+            Ok(_) => receiver,
+            Err(error) => return (Err(error.into()), String::new()),
+        };
+        let panicked = |_| (Err(io::Error::other("its thread has panicked").into()), String::new());
+        match within {
+            None => result.await.unwrap_or_else(panicked),
+            Some(within) => match tokio::time::timeout(within, result).await {
+                Ok(ended) => ended.unwrap_or_else(panicked),
+                Err(_) => failed(within),
+            },
         }
     }
 
@@ -316,37 +331,31 @@ mod tests {
 
     /// The runs stand for programs that wait in the kernel.
     #[tokio::test]
-    async fn a_check_that_cannot_be_killed_has_failed_and_stops_no_other_check() {
+    async fn a_run_that_cannot_be_killed_has_failed_and_keeps_only_its_own_device() {
         let performer = HookExecutor::new(HostRoot::new("/nonexistent"));
         let [short, long] = [10, 60_000].map(Duration::from_millis);
-        let check = async |id: &str, within: Duration, run: Box<dyn FnOnce() + Send>| {
-            let slot = Arc::clone(&performer.checks).acquire_owned().await.unwrap();
+        let run = async |id: &str, within: Duration, run: Box<dyn FnOnce() + Send>| {
             let run = move || {
                 run();
                 (Ok(()), String::new())
             };
-            performer.checked(slot, &DeviceId::new(id), within, run).await.0
+            performer.ended(&DeviceId::new(id), Some(within), run).await.0
         };
         let stuck = |ended: &Result<(), HookError>| {
             matches!(ended, Err(HookError::Command(CommandError::Unkillable(_))))
         };
-        let ids = ["a", "b", "c"];
-        let mut ends = Vec::new();
-        for id in ids {
-            let (end, wait) = std::sync::mpsc::channel::<()>();
-            let ended = check(id, short, Box::new(move || _ = wait.recv())).await;
-            assert!(stuck(&ended), "{id} keeps no slot: {ended:?}");
-            ends.push(end);
-        }
-        assert!(stuck(&check("a", long, Box::new(|| panic!("it is not checked again"))).await));
-        assert!(check("d", long, Box::new(|| ())).await.is_ok());
-        drop(ends);
-        let is_gone =
-            || performer.unkillable.lock().unwrap().values().all(|it| it.strong_count() == 0);
-        while !is_gone() {
-            thread::yield_now();
-        }
-        assert!(check("a", long, Box::new(|| ())).await.is_ok());
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let ended = run("a", short, Box::new(move || _ = wait.recv())).await;
+        assert!(stuck(&ended), "{ended:?}");
+        assert!(run("b", long, Box::new(|| ())).await.is_ok());
+        assert!(stuck(&run("a", long, Box::new(|| panic!("it does not run again"))).await));
+        drop(end);
+        assert!(run("a", long, Box::new(|| ())).await.is_ok());
+        // The next one waits for one that is being killed.
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        assert!(stuck(&run("a", short, Box::new(move || _ = wait.recv())).await));
+        let (again, ()) = tokio::join!(run("a", long, Box::new(|| ())), async move { drop(end) });
+        assert!(again.is_ok(), "{again:?}");
     }
 
     /// The bound holds: the allowed number run, not one more, and the next begins when one ends.
