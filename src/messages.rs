@@ -17,7 +17,7 @@
 //! | host watch, dra | `Reconcile` | ledger |
 //! | admin | `Publish`, `FindPending`, `ReleaseStuck` | ledger |
 //! | dra | `RecordClaim`, `ReleaseClaim`, `RestoreClaims` | ledger |
-//! | app, registration | `TakeOver` | ledger |
+//! | app | `TakeOver` | ledger |
 //! | ledger | `Forget` | health |
 //! | ledger | the grants (watch) | health, telemetry, cli |
 //! | ledger | the due hooks (watch) | hook runner, health, cli |

@@ -142,7 +142,6 @@ impl Wiring {
             lists: self.views.lists.clone(),
             bind: self.actors.serving.mailbox(),
             retire: self.actors.serving.mailbox(),
-            take_over: self.actors.ledger.mailbox(),
             kubelet: self.views.kubelet.clone(),
             status: Arc::clone(&self.publishers.registrations),
             registering: Arc::clone(&self.registering),

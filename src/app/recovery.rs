@@ -2,10 +2,10 @@
 
 use super::{Settings, StartError};
 use crate::domain::{AllocId, Timestamp};
-use crate::hardware;
 use crate::host::{self, HostRoot};
 use crate::kubelet::checkpoint;
 use crate::ledger::core::rebuild;
+use crate::ledger::in_present_boot;
 use crate::store::{Recovered, Store, StoreError};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -55,11 +55,8 @@ fn complete(
     boot_id: &str,
 ) {
     from_kubelet(store, recovered, device_plugins);
-    let behind = |node: &str| hardware::objects_of_node(host_root, node);
-    recovered.grants = std::mem::take(&mut recovered.grants)
-        .into_iter()
-        .map(|grant| grant.in_boot(boot_id, behind).resolve(behind))
-        .collect();
+    let grants = std::mem::take(&mut recovered.grants);
+    recovered.grants = in_present_boot(grants, boot_id, host_root);
 }
 
 /// Adds the grants of the kubelet's checkpoint to a ledger that may lack grants. Grants that

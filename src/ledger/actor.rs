@@ -3,7 +3,7 @@
 //! A commit is one message: write and sync, apply to the ledger, answer (I1). Its follow-up (log,
 //! metrics, publication, query database) is the next message, [`AfterCommit`].
 
-use super::committer::{Batch, Committer, Reply, Written, lock, write};
+use super::committer::{Batch, Committer, Reply, Written, write};
 use super::config::LedgerConfig;
 use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another, never_started};
 use super::reconciler::Reconciler;
@@ -16,6 +16,7 @@ use crate::messages::{Crash, Publish, Record, RecordError, WithReply};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, StreamHandler};
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -33,6 +34,8 @@ pub struct LedgerActor {
     pub(super) ledger: Ledger,
     pub(super) reconciler: Reconciler,
     pub(super) held_back: HeldBack,
+    /// The answers of other plugins in the last checkpoint.
+    pub(super) asked: BTreeSet<AllocId>,
     /// The resources with an after-release hook.
     pub(super) hooks: Arc<ReleaseHooks>,
     pub(super) committer: Committer,
@@ -77,7 +80,7 @@ impl LedgerActor {
     /// Builds the actor from the content of the store, at the start and after each failure.
     pub fn new(config: LedgerConfig, life: impl Any + Send) -> Self {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let ledger = recovered.unwrap_or_else(|| lock(&config.store).load().into());
+        let ledger = recovered.unwrap_or_else(|| config.recover());
         let upkeep = Upkeep::new(&config);
         let (reconciler, hooks) = (Reconciler::new(&config), config.release_hooks());
         LedgerActor {
@@ -86,6 +89,7 @@ impl LedgerActor {
             reconciler,
             hooks,
             held_back: HeldBack::new(),
+            asked: BTreeSet::new(),
             committer: Committer::default(),
             published_at: Instant::now(),
             publishes: false,

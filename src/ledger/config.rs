@@ -1,10 +1,13 @@
 //! The dependencies of the ledger actor.
 
+use super::committer::lock;
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{
-    ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan,
-    ResourceName, ResourceSpec,
+    ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Offered,
+    Plan, Reason, ResourceName, ResourceSpec,
 };
+use crate::hardware;
+use crate::host::HostRoot;
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
 use crate::messages::{Forget, Mailbox};
@@ -58,6 +61,14 @@ pub struct LedgerConfig {
 }
 
 impl LedgerConfig {
+    /// The ledger from the content of the store.
+    pub(super) fn recover(&self) -> Ledger {
+        let mut recovered = lock(&self.store).load();
+        let host_root = HostRoot::new(&self.host_root);
+        recovered.grants = in_present_boot(recovered.grants, &self.boot_id, &host_root);
+        recovered.into()
+    }
+
     /// The resources with an after-release hook: those of the plan, and those that are still in the
     /// list but no longer planned. With the devices in the list.
     pub(super) fn release_hooks(&self) -> Arc<ReleaseHooks> {
@@ -69,13 +80,22 @@ impl LedgerConfig {
             .filter(|(name, _)| !is_planned(name))
             .map(|(_, offering)| &offering.spec);
         let mut hooks = release_hooks(plan.specs.iter().chain(parting));
-        for (name, offering) in inventory.resources.iter().filter(|(_, it)| !it.spec.is_orphan()) {
-            for offered in offering.devices.values() {
+        let is_present = |offered: &&Offered| offered.health.reason() != Some(Reason::DeviceGone);
+        for (name, offering) in &inventory.resources {
+            for offered in offering.devices.values().filter(is_present) {
                 hooks.note_device(name, &offered.device.key);
             }
         }
         Arc::new(hooks)
     }
+}
+
+/// Grants with the objects that the host shows for them now. Those from the kubelet's checkpoint
+/// have none, and those of a former boot have the device numbers of then (I13).
+#[must_use]
+pub fn in_present_boot(grants: Vec<Grant>, boot_id: &str, host_root: &HostRoot) -> Vec<Grant> {
+    let behind = |node: &str| hardware::objects_of_node(host_root, node);
+    grants.into_iter().map(|grant| grant.in_boot(boot_id, behind).resolve(behind)).collect()
 }
 
 /// The after-release hooks of these resources, as far as they are configured.

@@ -4,8 +4,9 @@
 //! - Consumes: `Record` and `CheckStart` from serving, `RecordClaim`, `ReleaseClaim` and
 //!   `RestoreClaims` from dra, `RecordVerdicts` from health, `Remember` and `Found` from discovery,
 //!   `Reconcile` from the host watch, dra and its own timer, `HookEnded` from the hook runner,
-//!   `TakeOver` from the app and registration, `Publish`, `FindPending` and `ReleaseStuck` from the
-//!   admin interface, and the inventory (watch), whose ids it remembers for the next process.
+//!   `TakeOver` from the app and from its own passes, `Publish`, `FindPending` and `ReleaseStuck`
+//!   from the admin interface, and the inventory (watch), whose ids it remembers for the next
+//!   process.
 //! - Emits: the live grants, the hooks that are due after a release, and the remembered names (all
 //!   watch), and `Forget` to health.
 //! - Promises: nothing is answered before the store has it (I1). A grant changes its state only by
@@ -37,4 +38,4 @@ mod take_over;
 mod upkeep;
 
 pub use actor::LedgerActor;
-pub use config::{LedgerConfig, release_hooks};
+pub use config::{LedgerConfig, in_present_boot, release_hooks};

@@ -86,6 +86,9 @@ impl Handler<Reconcile> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, _: Reconcile, context: &mut Self::Context) {
+        if self.ledger.grants().len() == 0 {
+            self.look_for_others(context);
+        }
         self.reconcile(context);
     }
 }
@@ -116,10 +119,17 @@ impl Handler<Observed> for LedgerActor {
             // the same again.
             drop(self.submit(entries, context));
         }
+        if let Some(checkpoint) = &observation.checkpoint {
+            self.take_over_others(checkpoint, context);
+        }
         let agenda = Agenda::of(&self.ledger, &self.reconciler.watchlist, host::now());
-        if matches!(observation.pods, PodReport::All(_)) && agenda.is_outdated(&observation) {
-            // The kubelet writes its checkpoint for every list.
-            self.config.resend.send_replace(());
+        let is_outdated = agenda.is_outdated(&observation);
+        if matches!(observation.pods, PodReport::All(_)) || !is_outdated {
+            let resends = self.reconciler.resend.is_due(is_outdated, Instant::now());
+            if resends {
+                // The kubelet writes its checkpoint for every list.
+                self.config.resend.send_replace(());
+            }
         }
         self.reconciler.timer.end(Instant::now());
         self.schedule(context);

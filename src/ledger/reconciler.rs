@@ -2,7 +2,7 @@
 //! of the next pass.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, Ledger, Watchlist, pending_releases};
+use super::core::{Agenda, LOOK_HELD, Ledger, Watchlist, pending_releases};
 use super::observe::{KubeletAge, KubeletObserver, Wants};
 use super::sight::{Seen, refusal};
 use crate::domain::{Grant, Moment, PendingReleases, Refusal};
@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 const REST: u32 = 4;
 /// The longest such pause: a kubelet that answers late must not delay the next pass for long.
 const REST_MAX: Duration = Duration::from_secs(1);
+
+/// The longest pause between two lists that are sent again.
+const RESEND_MAX: Duration = Duration::from_secs(600);
 
 /// The time of the next pass.
 #[derive(Debug)]
@@ -55,11 +58,35 @@ impl ReconcileTimer {
     }
 }
 
+/// When the lists are sent again, so that the kubelet writes its checkpoint. It forgets no pod
+/// before it has heard from the API server, and each of its writes causes a pass.
+#[derive(Debug, Default)]
+pub(super) struct Resend {
+    /// The time of the last one, and the pause after it.
+    last: Option<(Instant, Duration)>,
+}
+
+impl Resend {
+    /// Whether they are sent now. `is_outdated` is whether the checkpoint still has a removed pod.
+    pub(super) fn is_due(&mut self, is_outdated: bool, now: Instant) -> bool {
+        let pause = match self.last.filter(|_| is_outdated) {
+            None => LOOK_HELD,
+            Some((at, pause)) if now.saturating_duration_since(at) >= pause => {
+                (pause * 2).min(RESEND_MAX)
+            }
+            Some(_) => return false,
+        };
+        self.last = is_outdated.then_some((now, pause));
+        is_outdated
+    }
+}
+
 /// The state of reconciliation.
 pub(super) struct Reconciler {
     pub(super) watchlist: Watchlist,
     pub(super) observer: KubeletObserver,
     pub(super) timer: ReconcileTimer,
+    pub(super) resend: Resend,
     kubelet_age: KubeletAge,
 }
 
@@ -70,6 +97,7 @@ impl Reconciler {
             watchlist,
             observer,
             timer: ReconcileTimer::new(),
+            resend: Resend::default(),
             kubelet_age: KubeletAge::default(),
         }
     }
@@ -132,5 +160,20 @@ mod tests {
         timer.end(begin + Duration::from_secs(60));
         assert!(!timer.begin(begin + Duration::from_secs(60)));
         assert_eq!(timer.wait(begin + Duration::from_secs(60), usual), REST_MAX);
+    }
+
+    /// Each write of the checkpoint causes a pass, and a kubelet without an API server forgets no
+    /// pod.
+    #[test]
+    fn the_lists_are_sent_again_with_growing_pauses() {
+        let begin = Instant::now();
+        let mut resend = Resend::default();
+        let sent: Vec<u64> = (0..2000)
+            .filter(|second| resend.is_due(true, begin + Duration::from_secs(*second)))
+            .collect();
+        assert_eq!(sent, [0, 15, 45, 105, 225, 465, 945, 1545]);
+        let later = begin + Duration::from_secs(2001);
+        assert!(!resend.is_due(false, later));
+        assert!(resend.is_due(true, later), "it is another case");
     }
 }

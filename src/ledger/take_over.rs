@@ -1,4 +1,5 @@
-//! Takes over the grants that another plugin made for a resource that Holdfast offers now.
+//! Takes over the grants that another plugin made for a resource that Holdfast offers now, before
+//! its first list, and whenever the checkpoint has another one: two plugins may run for some time.
 //!
 //! A node moves to Holdfast without a drain if the ids are the same. The kubelet's checkpoint shows
 //! which container has which id, so these ids are in the first list, and held. Otherwise a network
@@ -8,15 +9,71 @@
 use super::actor::LedgerActor;
 use super::committer::lock;
 use super::core::rebuild;
-use crate::domain::{AllocId, CheckpointGrant, Entry, ResourceName};
+use crate::domain::{
+    AllocId, Checkpoint, CheckpointEntry, CheckpointGrant, Entry, GrantState, ResourceName,
+};
 use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{CheckpointError, CheckpointReader};
 use crate::messages::{Reconcile, TakeOver};
-use actix::{ActorFutureExt, AsyncContext, Handler, ResponseActFuture, WrapFuture};
-use std::collections::BTreeSet;
+use actix::{
+    ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, WrapFuture,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The kubelet's checkpoint, read while no device is held.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+struct Read(Option<Arc<Checkpoint>>);
+
+impl LedgerActor {
+    /// Reads the checkpoint while there is nothing to reconcile.
+    pub(super) fn look_for_others(&self, context: &Context<Self>) {
+        let (checkpoint, me) = (self.reconciler.observer.checkpoint(), context.address());
+        actix::spawn(async move {
+            let checkpoint = checkpoint.await;
+            // If the actor has failed in the meantime, its successor reads again.
+            let _ = me.send(Read(checkpoint)).await;
+        });
+    }
+
+    /// Takes over the answers of other plugins in this checkpoint that are not known, each once.
+    pub(super) fn take_over_others(&mut self, checkpoint: &Checkpoint, context: &Context<Self>) {
+        let plan = Arc::clone(&self.config.plan.borrow());
+        let is_configured =
+            |resource: &ResourceName| plan.specs.iter().any(|spec| spec.name == *resource);
+        // A kubelet of the first API version stores no alloc-id: such an answer may be ours.
+        let may_be_ours = |entry: &CheckpointEntry| {
+            let ids = entry.device_ids.iter();
+            let mut holders = ids.flat_map(|id| self.ledger.holders(&entry.resource, id));
+            holders.any(|grant| grant.state == GrantState::Granted)
+        };
+        let others = checkpoint.entries().iter().filter(|entry| {
+            entry.alloc_id.is_none() && is_configured(&entry.resource) && !may_be_ours(entry)
+        });
+        let others: BTreeMap<AllocId, &ResourceName> =
+            others.map(|entry| (entry.grant_id(), &entry.resource)).collect();
+        let is_new = |id: &AllocId| !self.asked.contains(id) && self.ledger.grant(id).is_none();
+        let new: BTreeSet<&ResourceName> =
+            others.iter().filter(|(id, _)| is_new(id)).map(|(_, resource)| *resource).collect();
+        if !new.is_empty() {
+            context.address().do_send(TakeOver(new.into_iter().cloned().collect()));
+        }
+        self.asked = others.into_keys().collect();
+    }
+}
+
+impl Handler<Read> for LedgerActor {
+    type Result = ();
+
+    fn handle(&mut self, Read(checkpoint): Read, context: &mut Self::Context) {
+        if let Some(checkpoint) = checkpoint {
+            self.take_over_others(&checkpoint, context);
+        }
+    }
+}
 
 /// The delay before the next try after an error.
 const AFTER_ERROR: Duration = Duration::from_secs(60);

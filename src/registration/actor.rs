@@ -1,16 +1,14 @@
 //! The actor: carries out what the state machines decide, and reports the results to them.
 
 use super::attempt::{Attempted, Outcome, attempt};
-use super::audit::{Audit, Disagreement, Healthy};
+use super::audit::{Audit, Healthy};
 use super::config::{RegistrationConfig, ResourceStatus};
 use super::core::{Event, Machine, State};
 use super::observe::{KubeletObserver, Observed};
 use crate::domain::ResourceName;
 use crate::host;
 use crate::kubelet::api::negotiation::NegotiatedVersion;
-use crate::messages::{
-    CheckpointWritten, Crash, KubeletSeen, RegistrationNumber, Retire, TakeOver,
-};
+use crate::messages::{CheckpointWritten, Crash, KubeletSeen, RegistrationNumber, Retire};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Recipient, SpawnHandle};
 use std::any::Any;
@@ -329,10 +327,6 @@ impl Handler<Observed> for Registration {
         for (name, disagreement) in found {
             tracing::warn!(resource = %name, "{disagreement}; registering again");
             metrics::disagreed(name.as_str(), disagreement.kind());
-            if let Disagreement::Answer(_) = disagreement {
-                // The container has the device, although another plugin has given it.
-                self.config.take_over.send(TakeOver(vec![name.clone()]));
-            }
             self.on(&name, Event::Mismatch, context);
         }
         self.publish();

@@ -3,7 +3,7 @@
 use crate::domain::{Inventory, KubeletGeneration, ResourceName};
 use crate::kubelet::checkpoint::CheckpointReader;
 use crate::kubelet::pod_resources::PodResources;
-use crate::messages::{Bind, Mailbox, Retire, TakeOver};
+use crate::messages::{Bind, Mailbox, Retire};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,8 +51,6 @@ pub struct RegistrationConfig {
     pub bind: Mailbox<Bind>,
     /// Closes superseded sockets.
     pub retire: Mailbox<Retire>,
-    /// Records the grants of another plugin.
-    pub take_over: Mailbox<TakeOver>,
     /// The identity of the kubelet's socket, as the host watch saw it last.
     pub kubelet: watch::Receiver<Option<KubeletGeneration>>,
     /// The published state of every resource.
