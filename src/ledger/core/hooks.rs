@@ -29,8 +29,8 @@ pub struct ReleaseHooks {
     with_hook: BTreeMap<ResourceName, Sharing>,
     /// The configured resources without one.
     without: BTreeSet<ResourceName>,
-    /// The devices of all resources by their keys, and whether the resource has a hook. Empty until
-    /// the devices are known.
+    /// The devices that are present, by their keys, and whether a resource that offers one has a
+    /// hook. Empty until the devices are known.
     devices: BTreeMap<String, bool>,
 }
 
@@ -48,7 +48,7 @@ impl ReleaseHooks {
         hooks
     }
 
-    /// Notes that a configured resource offers a device with this key.
+    /// Notes that a resource has a device with this key, which is present.
     pub fn note_device(&mut self, resource: &ResourceName, key: &str) {
         let has_hook = self.with_hook.contains_key(resource);
         *self.devices.entry(key.to_owned()).or_default() |= has_hook;
@@ -66,20 +66,13 @@ impl ReleaseHooks {
         self.with_hook.is_empty()
     }
 
-    /// The sharing of a resource that had this device, if there is a hook for it.
+    /// The sharing of a resource that had this device, if there is a hook for it. An absent device
+    /// may return to a resource with a hook.
     fn of_device(&self, resource: &ResourceName, key: &str) -> Option<Sharing> {
         let is_former = || !self.without.contains(resource) && !self.is_empty() && !key.is_empty();
-        let has_hook = || self.devices.get(key).copied().unwrap_or(self.devices.is_empty());
-        let inherited = || (is_former() && has_hook()).then_some(Sharing::Exclusive);
+        let may_have_hook = || self.devices.get(key).is_none_or(|has_hook| *has_hook);
+        let inherited = || (is_former() && may_have_hook()).then_some(Sharing::Exclusive);
         self.get(resource).copied().or_else(inherited)
-    }
-
-    /// The same for a pending hook. An absent device may return to a resource with a hook.
-    fn of_pending(&self, hook: &PendingHook) -> Option<Sharing> {
-        let is_absent = || !self.devices.contains_key(&hook.key) && !hook.key.is_empty();
-        let waits = || !self.without.contains(&hook.resource) && !self.is_empty() && is_absent();
-        let absent = || waits().then_some(Sharing::Exclusive);
-        self.of_device(&hook.resource, &hook.key).or_else(absent)
     }
 }
 
@@ -99,7 +92,7 @@ impl Ledger {
     pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> DueHooks {
         let mut due = DueHooks::default();
         for hook in self.owed.values().flat_map(BTreeMap::values) {
-            let Some(sharing) = hooks.of_pending(hook) else { continue };
+            let Some(sharing) = hooks.of_device(&hook.resource, &hook.key) else { continue };
             let mut holders =
                 self.grants.values().filter(|grant| holds(grant, sharing, hook)).peekable();
             let is_held_back = || held_back.contains(&(hook.resource.clone(), hook.device.clone()));
@@ -144,7 +137,7 @@ impl Ledger {
         }
         // If another pod already has the device, only that pod waits.
         let is_free = |hook: &PendingHook| {
-            hooks.of_pending(hook).is_some_and(|sharing| {
+            hooks.of_device(&hook.resource, &hook.key).is_some_and(|sharing| {
                 let mut holders = self.grants.values().filter(|grant| holds(grant, sharing, hook));
                 holders.all(|grant| goes_on(grant, sharing, hook))
             })
@@ -156,7 +149,7 @@ impl Ledger {
         let about: Vec<&PendingHook> = uncommitted.filter_map(about).collect();
         // The same rule as `due`, for the wanted devices alone: an Allocate waits for this.
         let is_due = |hook: &PendingHook| {
-            hooks.of_pending(hook).is_some_and(|sharing| {
+            hooks.of_device(&hook.resource, &hook.key).is_some_and(|sharing| {
                 !self.grants.values().any(|grant| holds(grant, sharing, hook))
             })
         };
@@ -282,7 +275,7 @@ pub fn ended(
 #[must_use]
 pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
     let all = ledger.owed.values().flat_map(BTreeMap::values);
-    let former = all.filter(|hook| hooks.of_pending(hook).is_none());
+    let former = all.filter(|hook| hooks.of_device(&hook.resource, &hook.key).is_none());
     let done = |hook: &PendingHook| {
         Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))
     };
@@ -437,7 +430,7 @@ mod tests {
             };
             owed.iter().map(key).collect()
         };
-        assert_eq!(keys(&hooks), ["with"]);
+        assert_eq!(keys(&hooks), ["with", "absent"]);
         assert_eq!(keys(&unknown), ["with", "without", "absent"], "the devices are not known yet");
         for entry in owing(&ledger, &unknown, &moves, std::iter::empty()).iter().chain(&moves) {
             ledger.evolve(entry);
