@@ -49,7 +49,8 @@ pub fn edits(
     let mut edits = match &request.spec.contract {
         Contract::Nvidia(options) => {
             let defined = |name: &String| is_defined(&format!("{}/gpu={name}", options.cdi_vendor));
-            let name = nvidia_cdi::name(request.spec, device).filter(defined);
+            let names = [nvidia_cdi::lasting_name, nvidia_cdi::name];
+            let name = names.iter().filter_map(|name| name(request.spec, device)).find(defined);
             nvidia::claimed(request, options, name.as_deref())
         }
         Contract::Sriov(options) => sriov::claimed(request, options, together),
@@ -316,6 +317,24 @@ mod tests {
         ] {
             assert_eq!(golden(&hold(&spec, &devices)), expected, "{}", spec.name);
         }
+    }
+
+    /// After a reboot an index may be that of another GPU, and the kubelet keeps the former name.
+    #[test]
+    fn a_claim_names_a_gpu_by_its_uuid_where_a_file_defines_that() {
+        let options = NvidiaOptions {
+            device_id_strategy: crate::domain::DeviceIdStrategy::Index,
+            ..NvidiaOptions::default()
+        };
+        let spec = of_claims("nvidia.com/gpu", Contract::Nvidia(options));
+        let mut gpu = gpu();
+        gpu.attributes.insert("index", "0");
+        let names = |is_defined: &dyn Fn(&str) -> bool| {
+            let hold = hold_with(&spec, &[&gpu], &NvidiaExtras::default(), is_defined);
+            hold.devices[0].cdi_devices[0].clone()
+        };
+        assert_eq!(names(&|_| true), "nvidia.com/gpu=GPU-5A7C");
+        assert_eq!(names(&|name| name == "nvidia.com/gpu=0"), "nvidia.com/gpu=0");
     }
 
     fn gpu() -> Device {

@@ -112,6 +112,15 @@ pub fn name(spec: &ResourceSpec, device: &Device) -> Option<String> {
     (is_valid(name) && unanswerable(spec, device).is_none()).then(|| name.to_owned())
 }
 
+/// The name of a device by its UUID, for any strategy. The kubelet keeps the names of a claim over a
+/// reboot, when an index may be that of another device.
+#[must_use]
+pub fn lasting_name(spec: &ResourceSpec, device: &Device) -> Option<String> {
+    options(spec)?;
+    let name = nvidia::name(device, DeviceIdStrategy::Uuid);
+    (is_valid(name) && unanswerable(spec, device).is_none()).then(|| name.to_owned())
+}
+
 /// Whether the name of a device may have been that of another one before: the number of a MIG
 /// instance.
 #[must_use]

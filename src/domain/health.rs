@@ -141,6 +141,19 @@ impl Reason {
         matches!(self, Reason::HookPending | Reason::HookFailed)
     }
 
+    /// Whether a container would lack a part of the device: it, its driver or a node is missing.
+    #[must_use]
+    pub fn is_of_presence(self) -> bool {
+        matches!(
+            self,
+            Reason::DeviceGone
+                | Reason::Unread
+                | Reason::NodeMissing
+                | Reason::DriverLost
+                | Reason::GroupNotViable
+        )
+    }
+
     /// Whether the list has it from outside of the device's own case: from a hook, or from the MPS
     /// control daemon. No evidence about the device ends it.
     #[must_use]

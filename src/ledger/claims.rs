@@ -89,7 +89,14 @@ impl Handler<WithReply<RestoreClaims>> for LedgerActor {
         }
         let new_id = || AllocId::new(uuid::Uuid::now_v7().to_string());
         let named = |name: &_| named.get(name).cloned();
-        let restored = restore_claims(kept, &self.ledger, named, new_id, host::now().wall);
+        let restored = restore_claims(
+            kept,
+            &self.ledger,
+            named,
+            new_id,
+            &self.config.boot_id,
+            host::now().wall,
+        );
         let count = restored.grants.len();
         if count == 0 {
             return drop(request.reply.send(Ok(0)));

@@ -13,8 +13,8 @@ use super::nvidia_extras;
 use crate::contract;
 use crate::domain::{
     AllocId, Api, ApiCapabilities, ContainerEdits, Device, DeviceId, DeviceNode, Grant, GrantState,
-    GrantedDevice, Inventory, KubeletGeneration, NvmlSnapshot, Offered, Offering, Reason, Refusal,
-    ResourceName, Sharing,
+    GrantedDevice, Inventory, KubeletGeneration, NvmlSnapshot, Object, Offered, Offering, Reason,
+    Refusal, ResourceName, Sharing,
 };
 use crate::hardware;
 use crate::host::{self, HostRoot, Listings, ReadFailure};
@@ -197,8 +197,12 @@ impl Preparer {
         }
         // A held device stays in the list while NVML does not report its name.
         let unanswerable = contract::unanswerable(&offering.spec, &offered.device);
-        // A disk that was mounted after the list was made is not granted.
+        // A disk that was mounted after the list was made is not granted, nor is an uplink.
         let used = hardware::used_for(&self.host_root, &offered.device)
+            .and_then(|used| match used {
+                None => hardware::uplink(&self.host_root, &offering.spec, &offered.device),
+                used => Ok(used),
+            })
             .map_err(|failure| unreadable(resource, id, &failure))?;
         match unanswerable.or(used.map(|by| format!("the host uses it: {by}"))) {
             None => Ok(()),
@@ -266,6 +270,10 @@ impl ClaimDevices for Preparer {
             objects: device.objects(),
         };
         Ok((edits, granted))
+    }
+
+    fn objects_of_node(&self, node: &str) -> Vec<Object> {
+        hardware::objects_of_node(&self.host_root, node)
     }
 
     fn metadata_path(&self, file: &str) -> Option<String> {

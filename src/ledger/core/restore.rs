@@ -27,7 +27,7 @@ pub struct Restored {
 }
 
 /// Restores the devices of claims that no live grant of the same claim has. `named` finds a device
-/// by its own name ([`PreparedDevice::own`]), and `new_id` makes an id.
+/// by its own name ([`PreparedDevice::own`]) in this boot, and `new_id` makes an id.
 ///
 /// The kubelet's record may still have a claim whose release was recorded just before this process
 /// started. Then the kubelet unprepares it again, or the record soon lacks it (`never_prepared`).
@@ -37,6 +37,7 @@ pub fn restore_claims(
     ledger: &Ledger,
     named: impl Fn(&DraName) -> Option<NamedDevice>,
     mut new_id: impl FnMut() -> AllocId,
+    boot_id: &str,
     now: Timestamp,
 ) -> Restored {
     let mut restored = Restored::default();
@@ -74,7 +75,7 @@ pub fn restore_claims(
                 devices,
                 edits: ContainerEdits::default(),
                 claim: Some(Arc::new(hold)),
-                boot_id: String::new(),
+                boot_id: boot_id.to_owned(),
                 kubelet: None,
                 granted_at: now,
                 version: REBUILT.into(),

@@ -1,6 +1,6 @@
 //! Whether a claim may be prepared, and with which devices.
 
-use super::found::{Found, allocations};
+use super::found::{Found, allocations, is_unchanged};
 use super::{ClaimDevices, DecidedClaim, DecidedHold, metadata};
 use crate::contract::claim;
 use crate::domain::{
@@ -244,7 +244,7 @@ fn kind(config: &OpaqueConfig) -> String {
 
 /// Decides which devices the claim gets, and what its containers get of them. `recorded` is the
 /// record of this allocation from a former boot. Its devices are not checked as new ones are: the
-/// claim keeps them. Those whose resource was removed are as they were.
+/// claim keeps them. One whose resource was removed is as it was, if its nodes still lead to it.
 pub(super) fn decide(
     claim: &AllocatedClaim,
     allocation: &str,
@@ -264,9 +264,10 @@ pub(super) fn decide(
             return Err(NotPrepared::SameName(of.name.device.clone()));
         }
         let found = match found {
-            Some(found) => found,
-            None if recorded.is_some() => continue,
-            None => return Err(NotPrepared::NotHere(of.name.clone())),
+            // The contract of a removed resource is not known.
+            Some(found) if recorded.is_none() || !found.offering.spec.is_orphan() => found,
+            _ if recorded.as_ref().is_some_and(|it| is_unchanged(it, of, devices)) => continue,
+            _ => return Err(NotPrepared::NotHere(of.name.clone())),
         };
         check_device(claim, of, *found, recorded.is_some())?;
         let of_request: Vec<(&Allocated, Found<'_>)> = (allocated.iter().zip(&all))
@@ -334,7 +335,7 @@ fn metadata_file(
     Some((mount, metadata::text(claim, &of.request, described)))
 }
 
-/// Checks that a claim may have this device, or that a recorded device exists.
+/// Checks that a claim may have this device, or that a recorded device is present with its driver.
 fn check_device(
     claim: &AllocatedClaim,
     of: &Allocated,
@@ -350,7 +351,7 @@ fn check_device(
     }
     match offered.health {
         Health::Unhealthy(reason)
-            if !may_be_prepared(reason) && (!is_recorded || reason == Reason::DeviceGone) =>
+            if !may_be_prepared(reason) && (!is_recorded || reason.is_of_presence()) =>
         {
             Err(NotPrepared::Unhealthy { name, resource, id: id.clone(), reason })
         }

@@ -8,8 +8,10 @@
 //! The share is chosen from the last published snapshot of the ledger. Two claims may choose the
 //! same one at the same time: the ledger refuses the second, and its next try chooses another.
 
+use super::{ClaimDevices, DecidedClaim, DecidedHold};
 use crate::domain::{
     Allocated, AllocatedClaim, DeviceClass, DeviceId, DraName, Grant, Inventory, Offered, Offering,
+    is_driver_wide, overlap,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -96,6 +98,25 @@ pub(super) fn allocations<'a>(
     }
     let by_name = |of: &&Allocated| by_name.get(&of.name).copied();
     found.into_iter().zip(allocated).map(|(share, of)| share.or_else(|| by_name(of))).collect()
+}
+
+/// Whether each recorded node of a device leads to what the claim holds. Then its content is right,
+/// although the device is in no list.
+pub(super) fn is_unchanged(
+    recorded: &DecidedClaim,
+    of: &Allocated,
+    devices: &dyn ClaimDevices,
+) -> bool {
+    let device_of = |hold: &DecidedHold| {
+        let claimed = hold.hold.devices.iter().find(|device| device.allocated.is_for(of))?;
+        let granted = hold.devices.iter().find(|device| device.id == claimed.id)?;
+        let nodes = claimed.edits.devices.iter().map(|node| node.host.clone());
+        Some((nodes.collect::<Vec<_>>(), granted.objects.clone()))
+    };
+    recorded.holds.iter().find_map(device_of).is_some_and(|(nodes, objects)| {
+        let mut own = nodes.iter().filter(|node| !is_driver_wide(node));
+        own.all(|node| overlap(&devices.objects_of_node(node), &objects))
+    })
 }
 
 /// Who holds shares.

@@ -33,7 +33,7 @@ pub use named::named_devices;
 
 use crate::domain::{
     AllocId, AllocatedClaim, ClaimHold, ClaimRef, ContainerEdits, Device, DeviceClass, DeviceId,
-    DraName, Grant, GrantedDevice, Inventory, Offered, Offering, PodRef, ResourceName,
+    DraName, Grant, GrantedDevice, Inventory, Object, Offered, Offering, PodRef, ResourceName,
 };
 use crate::slices::api::Attribute;
 use std::collections::{BTreeMap, BTreeSet};
@@ -160,6 +160,11 @@ pub trait ClaimDevices: Send + Sync {
         offered: &Offered,
         together: &[&Device],
     ) -> Result<(ContainerEdits, GrantedDevice), String>;
+
+    /// The objects behind a node now; none if there is no such node, or if that cannot be read.
+    fn objects_of_node(&self, _node: &str) -> Vec<Object> {
+        Vec::new()
+    }
 
     /// The path of a file with metadata that a container mounts. `None` if containers get none.
     fn metadata_path(&self, _file: &str) -> Option<String> {

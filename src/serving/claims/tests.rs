@@ -215,6 +215,8 @@ struct Devices {
     unusable: Mutex<Option<String>>,
     /// Whether containers get metadata.
     has_metadata: Mutex<bool>,
+    /// The kind of the object behind `/dev/x/GPU-A`, before the id; empty if that is not there.
+    leads_to: Mutex<String>,
 }
 
 impl ClaimDevices for Devices {
@@ -243,9 +245,15 @@ impl ClaimDevices for Devices {
             key: offered.device.key.clone(),
             numa_nodes: Vec::new(),
             nodes: Vec::new(),
-            objects: Vec::new(),
+            objects: vec![Object::of_text(&format!("pci:{id}"))],
         };
         Ok((edits, granted))
+    }
+
+    fn objects_of_node(&self, node: &str) -> Vec<Object> {
+        let kind = self.leads_to.lock().unwrap();
+        let id = node.rsplit('/').next().filter(|_| !kind.is_empty());
+        id.map(|id| Object::of_text(&format!("{kind}{id}"))).into_iter().collect()
     }
 
     fn metadata_path(&self, file: &str) -> Option<String> {
@@ -312,6 +320,7 @@ impl World {
             node: Mutex::new("/dev".into()),
             unusable: Mutex::default(),
             has_metadata: Mutex::default(),
+            leads_to: Mutex::default(),
         });
         let folder = Arc::new(SpecFolder::new(&dir.path().join("cdi"), FILE_PREFIX));
         let preparer = ClaimPreparer::new(
@@ -470,8 +479,10 @@ fn after_a_reboot_a_claim_keeps_its_devices_and_gets_their_present_nodes() {
         fail(Reason::DeviceGone);
         let error = world.prepare().await.unwrap_err();
         assert!(matches!(error, NotPrepared::Unhealthy { reason: Reason::DeviceGone, .. }));
-        // Of a removed resource no device is found.
+        // Of a removed resource no device is found. Its nodes may lead to another one.
         world.change_inventory(|inventory| inventory.resources.clear());
+        assert!(matches!(world.prepare().await.unwrap_err(), NotPrepared::NotHere(_)));
+        *world.devices.leads_to.lock().unwrap() = "pci:".into();
         assert_eq!(world.prepare().await.unwrap(), first);
         assert_eq!(text().matches("/dev/second/").count(), 3, "{}", text());
     });
@@ -1044,6 +1055,7 @@ fn a_lost_device_is_found_by_its_name_also_if_its_contract_cannot_be_fulfilled()
         node: Mutex::new("/dev".into()),
         unusable: Mutex::new(None),
         has_metadata: Mutex::default(),
+        leads_to: Mutex::default(),
     });
     let name_of = |id: &DeviceId, _| DraName {
         pool: "n1/gpu".into(),

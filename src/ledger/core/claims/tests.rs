@@ -1017,7 +1017,7 @@ fn a_lost_claim_comes_back_from_the_kubelets_record_and_the_next_prepare_finds_i
             n += 1;
             AllocId::new(format!("r-{n}"))
         };
-        restore_claims(&kept, ledger, named, new_id, at(5).wall)
+        restore_claims(&kept, ledger, named, new_id, BOOT, at(5).wall)
     };
     let restored = restore(&Ledger::default());
     let [grant] = &restored.grants[..] else { panic!("{restored:?}") };

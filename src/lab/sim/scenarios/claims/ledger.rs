@@ -251,7 +251,8 @@ fn restore(world: &World) {
         count += 1;
         AllocId::new(format!("a-{start:08}-{count}"))
     };
-    let restored = restore_claims(&kept, &ledger, named, new_id, world.moment().wall);
+    let restored =
+        restore_claims(&kept, &ledger, named, new_id, &machine.boot_id(), world.moment().wall);
     let entries = restored.grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant)));
     let entries: Vec<Entry> = entries.collect();
     if !entries.is_empty() {

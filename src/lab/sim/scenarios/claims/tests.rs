@@ -84,8 +84,7 @@ fn without_any_one_safeguard_of_claims_an_oracle_is_violated() {
         Safeguard::ClaimAllocation => 80,
         Safeguard::DurableRecord => 140,
         Safeguard::ClaimStep | Safeguard::ClaimChanges => 170,
-        Safeguard::ClaimWhole => 260,
-        Safeguard::ClaimInUseAgain => 400,
+        Safeguard::ClaimInUseAgain | Safeguard::ClaimWhole => 470,
         _ => 0,
     };
     let found = |safeguard: Safeguard| {
