@@ -163,6 +163,7 @@ pub struct Device {
     /// | `second_path` | NVMe | id of the disk, if another controller reaches it and has its name |
     /// | `member_of` | disk | the pool that it is a member of, in use or not |
     /// | `default_route` | network, RDMA | the interface of the host's default route |
+    /// | `master` | network, RDMA | the host's bond, bridge or switch with its interface |
     /// | `vdpa`, `vdpa_driver` | network function | `vdpa0`; `vhost_vdpa` or `virtio_vdpa` |
     /// | `iommu_group`, `group_members` | for guests | group; all functions in it |
     /// | `group_twins` | for guests | others in the group with the same ids, for guests too |

@@ -7,7 +7,7 @@ use super::kfd::Kfd;
 use super::numa::NumaNodes;
 use super::pci::folder;
 use super::rdma::RdmaNodes;
-use super::routes::DefaultRoutes;
+use super::routes::{self, DefaultRoutes};
 use super::{Scan, accel, classify, drm, fpga, mdev, net, nvidia, nvme, rdma, sf, tegra, vfio};
 use crate::domain::{
     Device, DeviceClass, DeviceId, DeviceNode, INTEGRATED_KEY, NvmlSnapshot, PciAddress,
@@ -181,6 +181,7 @@ impl<'a> Describer<'a> {
         };
         if !own.net.is_empty() {
             facts.note("default_route", self.routes.get(self.root).among(&own.net));
+            facts.note("master", routes::master(self.root, &own.net));
         }
         facts.note("part", Some(sf::KIND));
         facts.note("parent", Some(&on.id));
@@ -247,6 +248,7 @@ impl<'a> Describer<'a> {
         }
         if !function.net.is_empty() {
             facts.note("default_route", self.routes.get(self.root).among(&function.net));
+            facts.note("master", routes::master(self.root, &function.net));
         }
         net::add_vdpa(self.root, function, &mut facts);
         facts.nodes.extend(function.uio.iter().map(|name| required(format!("/dev/{name}"))));

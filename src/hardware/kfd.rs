@@ -5,12 +5,16 @@
 //! node. Its `location_id` names no PCI function: the partition is in its upper bits, or with older
 //! drivers in the bits of the function. The nodes of one GPU share its `domain`, bus and device.
 //! They also shared `unique_id`, until Linux 6.18 gave each partition its own.
+//!
+//! The kernel shows the properties of a node only to a process whose device cgroup allows reading
+//! and writing its render node (`kfd_devcgroup_check_permission`), which the service and an
+//! unprivileged pod may not. A whole GPU is known without them. Its partitions are not.
 
 use super::Scan;
 use super::facts::{Facts, Part, optional, required};
 use super::pci::{folder, is_numbered};
 use crate::domain::{PciAddress, PciFunction};
-use crate::host::HostRoot;
+use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeMap;
 
 const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
@@ -22,6 +26,8 @@ pub(super) struct Kfd {
     nodes: Vec<Node>,
     /// The PCI function of each render node.
     renders: BTreeMap<u32, PciAddress>,
+    /// Whether the device cgroup of this process hides properties of nodes.
+    is_denied: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -42,7 +48,8 @@ impl Node {
     /// What describes the GPU, or the partition.
     fn describe(&self, root: &HostRoot, facts: &mut Facts) {
         let known = |number: u32| (number != 0).then_some(number);
-        let bank = root.read(&format!("{NODES}/{}/mem_banks/0/properties", self.number));
+        let file = format!("{NODES}/{}/mem_banks/0/properties", self.number);
+        let bank = root.read_if_permitted(&file, &mut false);
         let size = bank.as_deref().and_then(|text| properties(text).get("size_in_bytes").copied());
         facts.note(
             "vram_mib",
@@ -69,8 +76,10 @@ impl Node {
 
 impl Kfd {
     pub(super) fn read(root: &HostRoot, scan: &Scan) -> Self {
-        let mut nodes: Vec<Node> =
-            root.entries(NODES).iter().filter_map(|name| node(root, name)).collect();
+        let mut is_denied = false;
+        let mut nodes: Vec<Node> = (root.entries(NODES).iter())
+            .filter_map(|name| node(root, name, &mut is_denied))
+            .collect();
         nodes.sort_by_key(|node| node.number);
         let minor = |name: &String| name.strip_prefix("renderD")?.parse().ok();
         let of = |function: &PciFunction| {
@@ -81,7 +90,7 @@ impl Kfd {
                 .map(|minor| (minor, function.address))
                 .collect::<Vec<_>>()
         };
-        Kfd { nodes, renders: scan.functions.values().flat_map(of).collect() }
+        Kfd { nodes, renders: scan.functions.values().flat_map(of).collect(), is_denied }
     }
 
     /// The node of a function by its render node: a whole GPU, or its first partition.
@@ -126,9 +135,9 @@ fn properties(text: &str) -> BTreeMap<&str, &str> {
     lines.map(|(name, value)| (name, value.trim())).collect()
 }
 
-fn node(root: &HostRoot, name: &str) -> Option<Node> {
+fn node(root: &HostRoot, name: &str, is_denied: &mut bool) -> Option<Node> {
     let number = name.parse().ok()?;
-    let text = root.read(&format!("{NODES}/{name}/properties"))?;
+    let text = root.read_if_permitted(&format!("{NODES}/{name}/properties"), is_denied)?;
     let properties = properties(&text);
     let of = |key: &str| properties.get(key).and_then(|value| value.parse::<u64>().ok());
     // A node without vector units is a processor.
@@ -152,11 +161,24 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
             .map(|mode| mode.to_ascii_lowercase())
     };
     // A GPU that is not cut has modes too: `spx`, `nps1`.
-    facts.note("compute_partition", mode("current_compute_partition"));
+    let current = mode("current_compute_partition");
+    let is_whole = current.as_deref().is_none_or(|mode| mode == "spx");
+    facts.note("compute_partition", current);
     facts.note("memory_partition", mode("current_memory_partition"));
     // The modes that the GPU can have.
     facts.note("compute_partitions", mode("available_compute_partition"));
     facts.note("memory_partitions", mode("available_memory_partition"));
+    if kfd.is_denied && !is_whole {
+        // Its partitions keep their last state.
+        root.repeat_failures(&[ReadFailure {
+            path: format!("/{NODES}"),
+            error:
+                "operation not permitted; to see the partitions of a GPU, Holdfast needs access \
+                    to its render nodes (docs/configure.md, partitions of AMD's GPUs)"
+                    .into(),
+        }]);
+        return;
+    }
     let partitions = kfd.partitions(function);
     if partitions.is_empty() {
         if let Some(node) = kfd.node_of(function) {
@@ -199,6 +221,8 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
 mod tests {
     use super::super::testing::{function, write};
     use super::*;
+    use crate::host::faults::with_faults;
+    use nix::libc;
 
     /// A topology of nodes: SIMD count, render minor, unique id, location.
     fn topology(dir: &tempfile::TempDir, nodes: &[(u32, u32, u64, u32)]) {
@@ -237,6 +261,36 @@ mod tests {
         let parts = cut_gpu(&dir).parts;
         assert_eq!(describes(&parts[0].facts), ["196592", "304", "76", "90402"]);
         assert_eq!(describes(&parts[1].facts), ["", "304", "", ""]);
+    }
+
+    /// As the service and an unprivileged pod see it. Another failed read is no such case.
+    #[test]
+    fn a_whole_gpu_is_known_where_the_kernel_hides_the_nodes_and_a_partition_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        topology(&dir, &[(304, 128, 7, 0xa00)]);
+        let root = HostRoot::new(dir.path()).recording();
+        let read = || (Kfd::read(&root, &Scan::default()), root.take_failures());
+        let calls = with_faults(|_| None, read).1;
+        let denied = |errno| {
+            let with =
+                |failing| with_faults(move |call| (call == failing).then_some(errno), read).0;
+            (0..=calls).map(with).filter(|(kfd, _)| kfd.is_denied).collect::<Vec<_>>()
+        };
+        assert_eq!(denied(libc::EIO).len(), 0);
+        let hidden = denied(libc::EPERM);
+        assert!(!hidden.is_empty() && hidden.iter().all(|(_, failures)| failures.is_empty()));
+        let gpu = PciFunction { drm: vec!["renderD128".into()], ..function("0000:0a:00.0") };
+        let facts = |mode: &str| {
+            let file = "sys/bus/pci/devices/0000:0a:00.0/current_compute_partition";
+            write(dir.path(), file, mode);
+            let mut facts = Facts::default();
+            cut(&root, &gpu, &hidden[0].0, &mut facts);
+            (facts.attributes.get("compute_partition").map(str::to_owned), root.take_failures())
+        };
+        assert_eq!(facts("SPX\n"), (Some("spx".to_owned()), Vec::new()));
+        let (mode, failures) = facts("CPX\n");
+        assert_eq!(mode.as_deref(), Some("cpx"));
+        assert!(failures[0].error.contains("access to its render nodes"), "{failures:?}");
     }
 
     fn cut_gpu(dir: &tempfile::TempDir) -> Facts {

@@ -75,7 +75,7 @@ pub use nvidia_programs::{NvidiaPrograms, nvidia_programs};
 pub use patterns::{ExpandedSpecs, expand_patterns};
 pub use pci::{Scan, scan, scan_after};
 pub use profiles::spec_named;
-pub use select::{NearMiss, Nearest, Selection, near_misses, select};
+pub use select::{NearMiss, Nearest, Selection, near_misses, select, uplink};
 pub use signals::signals;
 pub use xid::xid;
 

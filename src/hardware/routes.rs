@@ -1,4 +1,8 @@
-//! The host's default routes: the interfaces that they use, and the interfaces below these.
+//! The interfaces that the host uses: those of its default routes and the ones below these, and the
+//! members of a bond, a bridge or a switch.
+//!
+//! Open vSwitch does not link its bridge with its ports: the default route is over `br-ex`, and the
+//! `master` of the uplink is `ovs-system`.
 //!
 //! The routes are in `/proc/net/route` and `/proc/net/ipv6_route` (Linux `net/ipv4/fib_trie.c` and
 //! `net/ipv6/route.c`). The interfaces below are the links `lower_*` (Linux
@@ -59,6 +63,32 @@ impl DefaultRoutes {
     }
 }
 
+/// The bond, bridge or switch that the first of these interfaces with one belongs to.
+pub(super) fn master(root: &HostRoot, interfaces: &[String]) -> Option<String> {
+    let of = |interface: &String| root.link_name(&format!("sys/class/net/{interface}/master"));
+    interfaces.iter().find_map(of)
+}
+
+/// How the host uses one of these interfaces.
+///
+/// # Errors
+/// When that cannot be read.
+pub(super) fn use_of(
+    root: &HostRoot,
+    interfaces: &[String],
+) -> Result<Option<String>, ReadFailure> {
+    let root = root.recording();
+    let route = || {
+        let way = DefaultRoutes::read(&root).among(interfaces).map(str::to_owned);
+        way.map(|way| format!("default route through {way}"))
+    };
+    let used = master(&root, interfaces).map(|master| format!("part of {master}")).or_else(route);
+    match (used, root.take_failures().pop()) {
+        (None, Some(failure)) => Err(failure),
+        (used, _) => Ok(used),
+    }
+}
+
 /// `Iface Destination Gateway Flags RefCnt Use Metric Mask …`, numbers in hexadecimal.
 fn by_4(line: &str) -> Option<&str> {
     let fields: Vec<&str> = line.split_whitespace().collect();
@@ -114,6 +144,23 @@ mod tests {
         let found: Vec<_> = routes.0.iter().map(String::as_str).collect();
         assert_eq!(found, ["bond0", "bond0.7", "ens1f0", "ens1f1", "ens5f1"]);
         assert_eq!(routes.among(&["ens1f0np0".into(), "ens1f1".into()]), Some("ens1f1"));
+    }
+
+    #[test]
+    fn a_member_of_a_switch_is_in_use_without_a_route() {
+        let dir = tempfile::tempdir().unwrap();
+        let route = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
+                     br-ex\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
+                     ens9\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+        write(dir.path(), "proc/1/net/route", route);
+        write(dir.path(), "sys/class/net/ens1/address", "02:00:00:00:00:01\n");
+        let link = dir.path().join("sys/class/net/ens1/master");
+        std::os::unix::fs::symlink("../../../../virtual/net/ovs-system", link).unwrap();
+        let root = HostRoot::new(dir.path());
+        let used = |interface: &str| use_of(&root, &[interface.to_owned()]).unwrap();
+        assert_eq!(used("ens1").as_deref(), Some("part of ovs-system"));
+        assert_eq!(used("ens9").as_deref(), Some("default route through ens9"));
+        assert_eq!(used("ens2"), None);
     }
 
     #[test]

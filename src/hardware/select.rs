@@ -4,6 +4,7 @@ mod criteria;
 mod exclusion;
 mod near;
 
+pub use exclusion::uplink;
 pub use near::{NearMiss, Nearest, near_misses};
 
 use self::criteria::Host;
@@ -514,6 +515,9 @@ mod tests {
         let devices = [
             with("0000:01:00.0", DeviceClass::Nvme, ("member_of", "a ZFS pool")),
             with("0000:02:00.0", DeviceClass::Rdma, ("default_route", "ens1f0")),
+            with("0000:03:00.0", DeviceClass::Nic, ("master", "ovs-system")),
+            with("0000:04:00.0", DeviceClass::Nvme, ("model", "Amazon Elastic Block Store")),
+            with("0000:05:00.0", DeviceClass::Nvme, ("model", "Amazon EC2 NVMe Instance Storage")),
         ];
         let offered = |class: DeviceClass, contract: Contract, address: Option<&str>| {
             let address = address.map(|address| address.parse().unwrap()).into_iter().collect();
@@ -527,17 +531,25 @@ mod tests {
             )
         };
         let sriov = || Contract::Sriov(SriovOptions::default());
-        let (none, why) = offered(DeviceClass::Nvme, Contract::Generic, None);
+        let (local, why) = offered(DeviceClass::Nvme, Contract::Generic, None);
+        assert_eq!(local, ["0000:05:00.0"], "a network volume may be meant for a pod");
         assert!(
-            none.is_empty()
-                && why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"),
+            why.contains("0000:01:00.0 is not offered, because it is part of a ZFS pool"),
             "{why}"
         );
+        let volume = "0000:04:00.0";
+        assert_eq!(offered(DeviceClass::Nvme, Contract::Generic, Some(volume)).0, [volume]);
         let (none, why) = offered(DeviceClass::Rdma, sriov(), None);
         assert!(
             none.is_empty() && why.contains("because the host's default route uses ens1f0"),
             "{why}"
         );
+        let (none, why) = offered(DeviceClass::Nic, Contract::Generic, None);
+        assert!(
+            none.is_empty() && why.contains("because its interface is part of ovs-system"),
+            "{why}"
+        );
+        assert_eq!(offered(DeviceClass::Nic, Contract::Generic, Some("0000:03:00.0")).0.len(), 1);
         // A device that is selected by address is offered. Without a CNI plugin that moves the
         // interface, the host keeps its route.
         let disk = "0000:01:00.0";

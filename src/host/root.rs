@@ -103,6 +103,20 @@ impl HostRoot {
         self.try_read(rel).ok().filter(|text| !text.is_empty())
     }
 
+    /// The same text, or `None` with `is_denied` set if the kernel denies the read to this process
+    /// (EPERM), which it will do again. Any other failure is recorded.
+    #[must_use]
+    pub fn read_if_permitted(&self, rel: &str, is_denied: &mut bool) -> Option<String> {
+        let apart = self.recording();
+        let read = apart.try_read(rel);
+        if read.as_ref().err().and_then(io::Error::raw_os_error) == Some(nix::libc::EPERM) {
+            *is_denied = true;
+        } else {
+            self.repeat_failures(&apart.take_failures());
+        }
+        read.ok().filter(|text| !text.is_empty())
+    }
+
     /// The same text, which may be empty, or why it cannot be read: a signal that lacks a privilege
     /// must be reported.
     ///

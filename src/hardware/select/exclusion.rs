@@ -5,9 +5,18 @@ use crate::domain::{
     ContractKind, Device, DeviceClass, Object, Objects, PciAddress, ResourceName, ResourceSpec,
     Sharing,
 };
-use crate::hardware::profiles;
+use crate::hardware::{profiles, routes};
+use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The models of network volumes. Local disks of these clouds have other ones.
+const NETWORK_VOLUMES: [&str; 4] = [
+    "Amazon Elastic Block Store",
+    "nvme_card-pd",
+    "MSFT NVMe Accelerator v1.0",
+    "Alibaba Cloud Elastic Block Storage",
+];
 
 /// The resource of each selected device, by the device's key.
 pub(super) type Chosen<'a> = BTreeMap<&'a str, &'a ResourceSpec>;
@@ -28,8 +37,10 @@ pub(super) struct Exclusion {
 /// - A GPU that its driver was configured to exclude: no process can open it.
 /// - An accelerator without a node, or a function of no known class: a container would get nothing.
 /// - A member of a pool that the host may use, unless the resource names it by address or id.
-/// - An adapter with the host's default route, if a CNI plugin would move its interface into the
-///   pod, unless the resource names it.
+/// - A network volume of a cloud, which the kubelet may be about to mount, unless the resource
+///   names it so or by its model.
+/// - An adapter with the host's default route, or in a bond, a bridge or a switch, if a CNI plugin
+///   would move its interface into the pod, unless the resource names it.
 pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusion> {
     let host = |why: String, found: &str| Exclusion {
         why,
@@ -71,12 +82,50 @@ pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusio
         );
         return Some(host(why, &format!("part of {pool}")));
     }
-    let way = device.attribute("default_route").filter(|_| moves_interfaces(spec))?;
+    let volume = device.attribute("model").filter(|_| device.class == DeviceClass::Nvme);
+    if let Some(model) = volume.filter(|model| NETWORK_VOLUMES.contains(model))
+        && spec.selections().all(|select| select.model.is_empty())
+    {
+        let why = format!(
+            "it is a network volume ({model}), which may be meant for a pod; to offer it anyway, \
+             select it by model, address or id"
+        );
+        return Some(host(why, model));
+    }
+    if !moves_interfaces(spec) {
+        return None;
+    }
+    if let Some(way) = device.attribute("default_route") {
+        let why = format!(
+            "the host's default route uses {way}; to offer it anyway, select it by {}",
+            naming(device)
+        );
+        return Some(host(why, &format!("default route through {way}")));
+    }
+    let master = device.attribute("master")?;
     let why = format!(
-        "the host's default route uses {way}; to offer it anyway, select it by {}",
+        "its interface is part of {master}; to offer it anyway, select it by {}",
         naming(device)
     );
-    Some(host(why, &format!("default route through {way}")))
+    Some(host(why, &format!("part of {master}")))
+}
+
+/// How the host uses the interface of a device of this resource, which a CNI plugin would move into
+/// a pod. A route sends no event, so an Allocate checks this again. `None` for a device that the
+/// resource names.
+///
+/// # Errors
+/// When that cannot be read.
+pub fn uplink(
+    root: &HostRoot,
+    spec: &ResourceSpec,
+    device: &Device,
+) -> Result<Option<String>, ReadFailure> {
+    let interfaces = device.pci.as_deref().map(|function| &function.net[..]).unwrap_or_default();
+    if interfaces.is_empty() || !moves_interfaces(spec) || is_named_by(spec, device) {
+        return Ok(None);
+    }
+    routes::use_of(root, interfaces)
 }
 
 /// Whether a CNI plugin moves the interfaces of this resource into the pod.
