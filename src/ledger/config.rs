@@ -3,8 +3,8 @@
 use super::committer::lock;
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{
-    ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Offered,
-    Plan, Reason, ResourceName, ResourceSpec,
+    ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan,
+    ResourceName, ResourceSpec,
 };
 use crate::hardware;
 use crate::host::HostRoot;
@@ -80,10 +80,9 @@ impl LedgerConfig {
             .filter(|(name, _)| !is_planned(name))
             .map(|(_, offering)| &offering.spec);
         let mut hooks = release_hooks(plan.specs.iter().chain(parting));
-        let is_present = |offered: &&Offered| offered.health.reason() != Some(Reason::DeviceGone);
         for (name, offering) in &inventory.resources {
-            for offered in offering.devices.values().filter(is_present) {
-                hooks.note_device(name, &offered.device.key);
+            for offered in offering.devices.values() {
+                hooks.note_device(name, &offered.device.key, offered.health.is_healthy());
             }
         }
         Arc::new(hooks)

@@ -29,9 +29,10 @@ pub struct ReleaseHooks {
     with_hook: BTreeMap<ResourceName, Sharing>,
     /// The configured resources without one.
     without: BTreeSet<ResourceName>,
-    /// The devices that are present, by their keys, and whether a resource that offers one has a
-    /// hook. Empty until the devices are known.
+    /// The devices of configured resources by their keys, and whether the resource has a hook.
     devices: BTreeMap<String, bool>,
+    /// The healthy devices, by their keys, that a resource which is not configured still lists.
+    former: BTreeSet<String>,
 }
 
 impl ReleaseHooks {
@@ -48,10 +49,14 @@ impl ReleaseHooks {
         hooks
     }
 
-    /// Notes that a resource has a device with this key, which is present.
-    pub fn note_device(&mut self, resource: &ResourceName, key: &str) {
+    /// Notes that a resource lists a device with this key, and whether that is healthy.
+    pub fn note_device(&mut self, resource: &ResourceName, key: &str, is_healthy: bool) {
         let has_hook = self.with_hook.contains_key(resource);
-        *self.devices.entry(key.to_owned()).or_default() |= has_hook;
+        if has_hook || self.without.contains(resource) {
+            *self.devices.entry(key.to_owned()).or_default() |= has_hook;
+        } else if is_healthy {
+            self.former.insert(key.to_owned());
+        }
     }
 
     /// The sharing of a configured resource, if it has a hook.
@@ -66,13 +71,26 @@ impl ReleaseHooks {
         self.with_hook.is_empty()
     }
 
-    /// The sharing of a resource that had this device, if there is a hook for it. An absent device
-    /// may return to a resource with a hook.
-    fn of_device(&self, resource: &ResourceName, key: &str) -> Option<Sharing> {
+    /// The sharing of a resource that releases this device, if there is a hook for it. A device
+    /// that is absent, or has failed, may return to a resource with a hook.
+    fn of_release(&self, resource: &ResourceName, key: &str) -> Option<Sharing> {
+        let is_offered = || self.devices.contains_key(key) || !self.former.contains(key);
+        self.of_pending(resource, key).filter(|_| self.get(resource).is_some() || is_offered())
+    }
+
+    /// The sharing of the resource of a pending hook, unless there is no hook for its device any
+    /// longer: a resource without a hook offers it.
+    fn of_pending(&self, resource: &ResourceName, key: &str) -> Option<Sharing> {
         let is_former = || !self.without.contains(resource) && !self.is_empty() && !key.is_empty();
         let may_have_hook = || self.devices.get(key).is_none_or(|has_hook| *has_hook);
         let inherited = || (is_former() && may_have_hook()).then_some(Sharing::Exclusive);
         self.get(resource).copied().or_else(inherited)
+    }
+
+    /// Whether the objects of a device count for its hook. Those of an absent device of a former
+    /// resource may be another device's by now.
+    fn has_objects(&self, resource: &ResourceName, key: &str) -> bool {
+        self.get(resource).is_some() || self.devices.contains_key(key)
     }
 }
 
@@ -92,7 +110,7 @@ impl Ledger {
     pub fn due(&self, hooks: &ReleaseHooks, held_back: &HeldBack) -> DueHooks {
         let mut due = DueHooks::default();
         for hook in self.owed.values().flat_map(BTreeMap::values) {
-            let Some(sharing) = hooks.of_device(&hook.resource, &hook.key) else { continue };
+            let Some(sharing) = hooks.of_pending(&hook.resource, &hook.key) else { continue };
             let mut holders =
                 self.grants.values().filter(|grant| holds(grant, sharing, hook)).peekable();
             let is_held_back = || held_back.contains(&(hook.resource.clone(), hook.device.clone()));
@@ -137,7 +155,7 @@ impl Ledger {
         }
         // If another pod already has the device, only that pod waits.
         let is_free = |hook: &PendingHook| {
-            hooks.of_device(&hook.resource, &hook.key).is_some_and(|sharing| {
+            hooks.of_pending(&hook.resource, &hook.key).is_some_and(|sharing| {
                 let mut holders = self.grants.values().filter(|grant| holds(grant, sharing, hook));
                 holders.all(|grant| goes_on(grant, sharing, hook))
             })
@@ -149,7 +167,7 @@ impl Ledger {
         let about: Vec<&PendingHook> = uncommitted.filter_map(about).collect();
         // The same rule as `due`, for the wanted devices alone: an Allocate waits for this.
         let is_due = |hook: &PendingHook| {
-            hooks.of_device(&hook.resource, &hook.key).is_some_and(|sharing| {
+            hooks.of_pending(&hook.resource, &hook.key).is_some_and(|sharing| {
                 !self.grants.values().any(|grant| holds(grant, sharing, hook))
             })
         };
@@ -157,7 +175,8 @@ impl Ledger {
             let sharing = hooks.get(&wanted.resource).filter(|_| hook.resource == wanted.resource);
             let by_id = sharing
                 .is_some_and(|sharing| sharing.whole(&wanted.resource, &device.id) == hook.device);
-            by_id || overlap(&device.objects, &hook.objects)
+            let by_key = !hook.key.is_empty() && device.key == hook.key;
+            by_id || by_key || overlap(&device.objects, &hook.objects)
         };
         wanted.held_devices().find_map(|device| {
             let mut known = self.owed.values().flat_map(BTreeMap::values);
@@ -229,12 +248,16 @@ pub fn owing<'a>(
         let GrantState::Released { pod, container, released_at, .. } = state else { continue };
         let Some(grant) = ledger.grant(alloc_id) else { continue };
         for device in grant.held_devices() {
-            let Some(sharing) = hooks.of_device(&grant.resource, &device.key) else { continue };
+            let Some(sharing) = hooks.of_release(&grant.resource, &device.key) else { continue };
             let hook = PendingHook {
                 resource: grant.resource.clone(),
                 device: sharing.whole(&grant.resource, &device.id),
                 key: device.key.clone(),
-                objects: device.objects.clone(),
+                objects: if hooks.has_objects(&grant.resource, &device.key) {
+                    device.objects.clone()
+                } else {
+                    Vec::new()
+                },
                 alloc_id: alloc_id.clone(),
                 pod: pod.clone(),
                 container: container.clone(),
@@ -275,7 +298,7 @@ pub fn ended(
 #[must_use]
 pub fn undue(ledger: &Ledger, hooks: &ReleaseHooks) -> Vec<Entry> {
     let all = ledger.owed.values().flat_map(BTreeMap::values);
-    let former = all.filter(|hook| hooks.of_device(&hook.resource, &hook.key).is_none());
+    let former = all.filter(|hook| hooks.of_pending(&hook.resource, &hook.key).is_none());
     let done = |hook: &PendingHook| {
         Entry::Hook(Box::new(PendingHook { state: HookState::Done, ..hook.clone() }))
     };
@@ -398,7 +421,8 @@ mod tests {
             Arc::new(grant)
         };
         let mut ledger = Ledger::default();
-        for (n, key) in [(1, "with"), (2, "without"), (3, "absent"), (4, "")] {
+        let keys_of = [(1, "with"), (2, "without"), (3, "absent"), (4, ""), (5, "not offered")];
+        for (n, key) in keys_of {
             ledger.evolve(&Entry::Grant(former(n, key)));
         }
         let state = GrantState::Released {
@@ -409,7 +433,7 @@ mod tests {
             other_pods: Vec::new(),
             released_by: "pod_gone".into(),
         };
-        let moves: Vec<Entry> = (1..=4)
+        let moves: Vec<Entry> = (1..=5)
             .map(|n| Entry::Moved {
                 alloc_id: AllocId::new(format!("a-{n}")),
                 state: state.clone(),
@@ -420,8 +444,10 @@ mod tests {
             (name("example.com/other"), None),
         ]);
         let mut hooks = unknown.clone();
-        hooks.note_device(&name("example.com/new"), "with");
-        hooks.note_device(&name("example.com/other"), "without");
+        hooks.note_device(&name("example.com/new"), "with", false);
+        hooks.note_device(&name("example.com/other"), "without", true);
+        hooks.note_device(&resource(), "with", true);
+        hooks.note_device(&resource(), "not offered", true);
         let keys = |hooks: &ReleaseHooks| -> Vec<String> {
             let owed = owing(&ledger, hooks, &moves, std::iter::empty());
             let key = |entry: &Entry| match entry {
@@ -431,7 +457,8 @@ mod tests {
             owed.iter().map(key).collect()
         };
         assert_eq!(keys(&hooks), ["with", "absent"]);
-        assert_eq!(keys(&unknown), ["with", "without", "absent"], "the devices are not known yet");
+        let all = ["with", "without", "absent", "not offered"];
+        assert_eq!(keys(&unknown), all, "the devices are not known yet");
         for entry in owing(&ledger, &unknown, &moves, std::iter::empty()).iter().chain(&moves) {
             ledger.evolve(entry);
         }
@@ -442,9 +469,9 @@ mod tests {
             "{dropped:?}"
         );
         let due = ledger.due(&hooks, &HeldBack::new());
-        assert_eq!(due.all().count(), 2, "the absent one waits for its device");
+        assert_eq!(due.all().count(), 3, "what is pending waits for its device");
         let none = ReleaseHooks::of([(name("example.com/new"), None)]);
-        assert_eq!(undue(&ledger, &none).len(), 3);
+        assert_eq!(undue(&ledger, &none).len(), 4);
     }
 
     #[test]
