@@ -109,6 +109,12 @@ impl Handler<Observed> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
+        let checkpoint = observation.checkpoint.as_deref();
+        if checkpoint.is_some_and(|checkpoint| self.take_over_others(checkpoint, context)) {
+            // The next pass decides, with their grants: a device that a pod releases may be theirs.
+            self.reconciler.timer.end(Instant::now());
+            return self.schedule(context);
+        }
         let mut entries =
             reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
         // The pending hooks come first, in one commit with the releases that cause them.
@@ -118,9 +124,6 @@ impl Handler<Observed> for LedgerActor {
             // No caller waits for this answer. A failed write is logged, and the next pass decides
             // the same again.
             drop(self.submit(entries, context));
-        }
-        if let Some(checkpoint) = &observation.checkpoint {
-            self.take_over_others(checkpoint, context);
         }
         let agenda = Agenda::of(&self.ledger, &self.reconciler.watchlist, host::now());
         let is_outdated = agenda.is_outdated(&observation);

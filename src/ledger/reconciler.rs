@@ -17,7 +17,7 @@ const REST: u32 = 4;
 const REST_MAX: Duration = Duration::from_secs(1);
 
 /// The longest pause between two lists that are sent again.
-const RESEND_MAX: Duration = Duration::from_secs(600);
+const RESEND_MAX: Duration = Duration::from_secs(60);
 
 /// The time of the next pass.
 #[derive(Debug)]
@@ -171,7 +171,7 @@ mod tests {
         let sent: Vec<u64> = (0..2000)
             .filter(|second| resend.is_due(true, begin + Duration::from_secs(*second)))
             .collect();
-        assert_eq!(sent, [0, 15, 45, 105, 225, 465, 945, 1545]);
+        assert_eq!(sent[..6], [0, 15, 45, 105, 165, 225]);
         let later = begin + Duration::from_secs(2001);
         assert!(!resend.is_due(false, later));
         assert!(resend.is_due(true, later), "it is another case");

@@ -40,7 +40,12 @@ impl LedgerActor {
     }
 
     /// Takes over the answers of other plugins in this checkpoint that are not known, each once.
-    pub(super) fn take_over_others(&mut self, checkpoint: &Checkpoint, context: &Context<Self>) {
+    /// Returns whether there are any.
+    pub(super) fn take_over_others(
+        &mut self,
+        checkpoint: &Checkpoint,
+        context: &Context<Self>,
+    ) -> bool {
         let plan = Arc::clone(&self.config.plan.borrow());
         let is_configured =
             |resource: &ResourceName| plan.specs.iter().any(|spec| spec.name == *resource);
@@ -58,10 +63,12 @@ impl LedgerActor {
         let is_new = |id: &AllocId| !self.asked.contains(id) && self.ledger.grant(id).is_none();
         let new: BTreeSet<&ResourceName> =
             others.iter().filter(|(id, _)| is_new(id)).map(|(_, resource)| *resource).collect();
-        if !new.is_empty() {
+        let are_new = !new.is_empty();
+        if are_new {
             context.address().do_send(TakeOver(new.into_iter().cloned().collect()));
         }
         self.asked = others.into_keys().collect();
+        are_new
     }
 }
 
