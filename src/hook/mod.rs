@@ -46,6 +46,8 @@ const CHECKS_MAX: usize = 2;
 /// may have refused a process that the check wanted to start.
 const TASKS_OF_A_CHECK: usize = 8;
 
+/// How long a reset may take. The kernel waits for a minute for each function to return.
+const RESET_WITHIN: Duration = Duration::from_secs(300);
 /// How long a program may take to end after it was killed.
 const KILLED_WITHIN: Duration = Duration::from_secs(2);
 
@@ -199,7 +201,7 @@ impl HookExecutor {
                         String::new(),
                     )
                 };
-                self.ended(id, None, run).await
+                self.ended(id, RESET_WITHIN, run).await
             }
             Hook::Command { argv, limit } => {
                 let (argv, limit, env) =
@@ -217,7 +219,7 @@ impl HookExecutor {
                             }
                             (ended.map_err(HookError::from), output)
                         };
-                        let ran = self.ended(id, Some(limit + KILLED_WITHIN), run).await;
+                        let ran = self.ended(id, limit + KILLED_WITHIN, run).await;
                         // Also closed when this future is dropped, at any point.
                         drop(cancel);
                         ran
@@ -230,18 +232,18 @@ impl HookExecutor {
     }
 
     /// Runs it on a thread of its own, which it may occupy for a day. The result comes within this
-    /// time, if there is a limit. A run that no caller waits for any longer ends before another one
+    /// time. A run that no caller waits for any longer ends before another one
     /// for its device begins.
     async fn ended(
         &self,
         device: &DeviceId,
-        within: Option<Duration>,
+        within: Duration,
         run: impl FnOnce() -> Ended + Send + 'static,
     ) -> Ended {
         let failed =
             |within: Duration| (Err(CommandError::Unkillable(within).into()), String::new());
         if !self.left.have_ended(device, KILLED_WITHIN).await {
-            return failed(within.unwrap_or(KILLED_WITHIN));
+            return failed(within);
         }
         let (sender, receiver) = oneshot::channel();
         let (running, left_open) = watch::channel(());
@@ -257,12 +259,9 @@ impl HookExecutor {
             Err(error) => return (Err(error.into()), String::new()),
         };
         let panicked = |_| (Err(io::Error::other("its thread has panicked").into()), String::new());
-        match within {
-            None => result.await.unwrap_or_else(panicked),
-            Some(within) => match tokio::time::timeout(within, result).await {
-                Ok(ended) => ended.unwrap_or_else(panicked),
-                Err(_) => failed(within),
-            },
+        match tokio::time::timeout(within, result).await {
+            Ok(ended) => ended.unwrap_or_else(panicked),
+            Err(_) => failed(within),
         }
     }
 
@@ -339,7 +338,7 @@ mod tests {
                 run();
                 (Ok(()), String::new())
             };
-            performer.ended(&DeviceId::new(id), Some(within), run).await.0
+            performer.ended(&DeviceId::new(id), within, run).await.0
         };
         let stuck = |ended: &Result<(), HookError>| {
             matches!(ended, Err(HookError::Command(CommandError::Unkillable(_))))
