@@ -112,8 +112,8 @@ pub fn name(spec: &ResourceSpec, device: &Device) -> Option<String> {
     (is_valid(name) && unanswerable(spec, device).is_none()).then(|| name.to_owned())
 }
 
-/// The name of a device by its UUID, for any strategy. The kubelet keeps the names of a claim over a
-/// reboot, when an index may be that of another device.
+/// The name of a device by its UUID, for any strategy. The kubelet keeps the names of a claim over
+/// a reboot, when an index may be that of another device.
 #[must_use]
 pub fn lasting_name(spec: &ResourceSpec, device: &Device) -> Option<String> {
     options(spec)?;

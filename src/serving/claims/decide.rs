@@ -27,6 +27,9 @@ pub enum NotPrepared {
     /// No device is allocated to it.
     #[error("claim {0} is not allocated")]
     NotAllocated(ClaimRef),
+    /// The kubelet has unprepared it since this call began, so it no longer waits for the answer.
+    #[error("claim {0} was unprepared while it was prepared")]
+    Unprepared(ClaimRef),
     /// No pod may use it.
     #[error("claim {0} is not reserved for a pod")]
     NotReserved(ClaimRef),
@@ -157,6 +160,7 @@ impl NotPrepared {
             NotPrepared::Uid(_)
             | NotPrepared::Gone(_)
             | NotPrepared::NotAllocated(_)
+            | NotPrepared::Unprepared(_)
             | NotPrepared::NotReserved(_)
             | NotPrepared::NoDevice(_)
             | NotPrepared::UnknownConfig { .. }
@@ -266,7 +270,9 @@ pub(super) fn decide(
         let found = match found {
             // The contract of a removed resource is not known.
             Some(found) if recorded.is_none() || !found.offering.spec.is_orphan() => found,
-            _ if recorded.as_ref().is_some_and(|it| is_unchanged(it, of, devices)) => continue,
+            found if recorded.as_ref().is_some_and(|it| is_unchanged(it, of, *found, devices)) => {
+                continue;
+            }
             _ => return Err(NotPrepared::NotHere(of.name.clone())),
         };
         check_device(claim, of, *found, recorded.is_some())?;

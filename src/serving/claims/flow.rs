@@ -13,7 +13,8 @@ use crate::domain::{
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -76,6 +77,31 @@ pub struct ClaimPreparer {
     /// A record and its file change in one step: the kubelet may call Unprepare while a Prepare of
     /// the same claim still runs. Each lock counts the changes.
     locks: [Mutex<u64>; LOCKS],
+    calls: Calls,
+}
+
+/// The Prepares that run, by the UIDs of their claims. An Unprepare ends those of its claim: the
+/// kubelet has cancelled them, which a busy daemon may learn later.
+#[derive(Debug, Default)]
+struct Calls(std::sync::Mutex<Vec<(String, Weak<AtomicBool>)>>);
+
+impl Calls {
+    /// A call, which runs for as long as its value lives. The value becomes true when it is ended.
+    fn begin(&self, of: &ClaimRef) -> Arc<AtomicBool> {
+        let call = Arc::default();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, call)| call.strong_count() > 0);
+        all.push((of.uid.clone(), Arc::downgrade(&call)));
+        call
+    }
+
+    fn end_all(&self, of: &ClaimRef) {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for call in all.iter().filter(|(uid, _)| *uid == of.uid).filter_map(|(_, it)| it.upgrade())
+        {
+            call.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl fmt::Debug for ClaimPreparer {
@@ -96,7 +122,8 @@ impl ClaimPreparer {
     ) -> Self {
         let locks = std::array::from_fn(|_| Mutex::new(0));
         let clock = Arc::new(RealTime(tokio::time::Instant::now()));
-        ClaimPreparer { source, ledger, devices, name_of, files, clock, locks }
+        let calls = Calls::default();
+        ClaimPreparer { source, ledger, devices, name_of, files, clock, locks, calls }
     }
 
     /// The same, with another time.
@@ -131,6 +158,7 @@ impl ClaimPreparer {
     pub async fn unprepare(&self, of: &ClaimRef) -> Result<(), String> {
         let mut step = self.step(of).await;
         step.iter_mut().for_each(|changes| **changes += 1);
+        self.calls.end_all(of);
         self.ledger.release(of).await?;
         // A file that is left is removed with the next snapshot of the ledger. An error would keep
         // the pod in the state Terminating.
@@ -149,8 +177,12 @@ impl ClaimPreparer {
         if !contract::is_uid(&of.uid) {
             return Err(NotPrepared::Uid(of.clone()));
         }
+        let call = self.calls.begin(of);
         let holds = loop {
             let changes = self.step(of).await.map(|changes| *changes);
+            if call.load(Ordering::Relaxed) && Safeguard::ClaimStep.is_on() {
+                return Err(NotPrepared::Unprepared(of.clone()));
+            }
             // Also for a claim that is recorded: it may have been allocated again under its UID.
             let found = self.read(of, deadline).await?;
             let claim = decide::check(of, found.as_ref())?;

@@ -11,7 +11,7 @@
 use super::{ClaimDevices, DecidedClaim, DecidedHold};
 use crate::domain::{
     Allocated, AllocatedClaim, DeviceClass, DeviceId, DraName, Grant, Inventory, Offered, Offering,
-    is_driver_wide, overlap,
+    Reason, is_driver_wide, overlap,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -100,23 +100,39 @@ pub(super) fn allocations<'a>(
     found.into_iter().zip(allocated).map(|(share, of)| share.or_else(|| by_name(of))).collect()
 }
 
-/// Whether each recorded node of a device leads to what the claim holds. Then its content is right,
-/// although the device is in no list.
+/// Whether the content of a recorded device is right, although no configured resource has the
+/// device. `former` is the device as a removed resource still lists it.
 pub(super) fn is_unchanged(
     recorded: &DecidedClaim,
     of: &Allocated,
+    former: Option<Found<'_>>,
     devices: &dyn ClaimDevices,
 ) -> bool {
     let device_of = |hold: &DecidedHold| {
         let claimed = hold.hold.devices.iter().find(|device| device.allocated.is_for(of))?;
         let granted = hold.devices.iter().find(|device| device.id == claimed.id)?;
         let nodes = claimed.edits.devices.iter().map(|node| node.host.clone());
-        Some((nodes.collect::<Vec<_>>(), granted.objects.clone()))
+        let own: Vec<String> = nodes.filter(|node| !is_driver_wide(node)).collect();
+        Some((own, granted.objects.clone()))
     };
-    recorded.holds.iter().find_map(device_of).is_some_and(|(nodes, objects)| {
-        let mut own = nodes.iter().filter(|node| !is_driver_wide(node));
-        own.all(|node| overlap(&devices.objects_of_node(node), &objects))
-    })
+    let Some((own, objects)) = recorded.holds.iter().find_map(device_of) else { return false };
+    match former.map(|Found { offered, .. }| offered) {
+        Some(offered) if offered.health.reason().is_some_and(Reason::is_of_presence) => false,
+        Some(offered) => {
+            let is_its = |path: &String| {
+                offered
+                    .device
+                    .nodes
+                    .iter()
+                    .any(|node| node.host == *path || node.lasting_path() == path)
+            };
+            own.iter().all(is_its)
+        }
+        None => {
+            let leads_to_it = |node: &String| overlap(&devices.objects_of_node(node), &objects);
+            !own.is_empty() && own.iter().all(leads_to_it)
+        }
+    }
 }
 
 /// Who holds shares.

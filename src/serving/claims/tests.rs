@@ -515,7 +515,8 @@ fn a_call_that_waits_does_not_record_an_allocation_from_before_another_call() {
         *world.ledger.blocked.lock().unwrap() = 3;
         let preparer = Arc::clone(&world.preparer);
         let waiting = time().spawn(async move {
-            assert_eq!(names(&preparer.prepare(&claim()).await.unwrap()), ["gpu n1/gpu/gpu-b"]);
+            let ended = preparer.prepare(&claim()).await;
+            assert_eq!(ended, Err(NotPrepared::Unprepared(claim())), "it records nothing");
         });
         time().sleep(Duration::from_millis(300)).await;
         world.preparer.unprepare(&claim()).await.unwrap();
@@ -1010,8 +1011,10 @@ fn prepare_and_unprepare_of_one_claim_never_mix() {
             world.prepare().await.unwrap();
             std::fs::remove_file(world.file()).unwrap();
             let (preparer, other) = (Arc::clone(&world.preparer), Arc::clone(&world.preparer));
-            let prepare =
-                time().spawn(async move { drop(preparer.prepare(&claim()).await.unwrap()) });
+            let prepare = time().spawn(async move {
+                let ended = preparer.prepare(&claim()).await;
+                assert!(matches!(ended, Ok(_) | Err(NotPrepared::Unprepared(_))), "{ended:?}");
+            });
             for _ in 0..steps {
                 time().pass().await;
             }
