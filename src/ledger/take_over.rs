@@ -44,7 +44,7 @@ impl LedgerActor {
     pub(super) fn take_over_others(
         &mut self,
         checkpoint: &Checkpoint,
-        context: &Context<Self>,
+        context: &mut Context<Self>,
     ) -> bool {
         let plan = Arc::clone(&self.config.plan.borrow());
         let is_configured =
@@ -65,7 +65,7 @@ impl LedgerActor {
             others.iter().filter(|(id, _)| is_new(id)).map(|(_, resource)| *resource).collect();
         let are_new = !new.is_empty();
         if are_new {
-            context.address().do_send(TakeOver(new.into_iter().cloned().collect()));
+            context.notify(TakeOver(new.into_iter().cloned().collect()));
         }
         self.asked = others.into_keys().collect();
         are_new
