@@ -108,8 +108,7 @@ pub fn file_name(kind: &str) -> String {
 /// The name of a device in an answer; `None` if the device cannot be named.
 #[must_use]
 pub fn name(spec: &ResourceSpec, device: &Device) -> Option<String> {
-    let name = nvidia::name(device, options(spec)?.device_id_strategy);
-    (is_valid(name) && unanswerable(spec, device).is_none()).then(|| name.to_owned())
+    name_by(spec, device, options(spec)?.device_id_strategy)
 }
 
 /// The name of a device by its UUID, for any strategy. The kubelet keeps the names of a claim over
@@ -117,7 +116,11 @@ pub fn name(spec: &ResourceSpec, device: &Device) -> Option<String> {
 #[must_use]
 pub fn lasting_name(spec: &ResourceSpec, device: &Device) -> Option<String> {
     options(spec)?;
-    let name = nvidia::name(device, DeviceIdStrategy::Uuid);
+    name_by(spec, device, DeviceIdStrategy::Uuid)
+}
+
+fn name_by(spec: &ResourceSpec, device: &Device, strategy: DeviceIdStrategy) -> Option<String> {
+    let name = nvidia::name(device, strategy);
     (is_valid(name) && unanswerable(spec, device).is_none()).then(|| name.to_owned())
 }
 

@@ -232,18 +232,17 @@ impl HookExecutor {
     }
 
     /// Runs it on a thread of its own, which it may occupy for a day. The result comes within this
-    /// time. A run that no caller waits for any longer ends before another one
-    /// for its device begins.
+    /// time. A run that no caller waits for any longer ends before another one for its device
+    /// begins.
     async fn ended(
         &self,
         device: &DeviceId,
         within: Duration,
         run: impl FnOnce() -> Ended + Send + 'static,
     ) -> Ended {
-        let failed =
-            |within: Duration| (Err(CommandError::Unkillable(within).into()), String::new());
+        let failed = || (Err(CommandError::Unkillable(within).into()), String::new());
         if !self.left.have_ended(device, KILLED_WITHIN).await {
-            return failed(within);
+            return failed();
         }
         let (sender, receiver) = oneshot::channel();
         let (running, left_open) = watch::channel(());
@@ -261,7 +260,7 @@ impl HookExecutor {
         let panicked = |_| (Err(io::Error::other("its thread has panicked").into()), String::new());
         match tokio::time::timeout(within, result).await {
             Ok(ended) => ended.unwrap_or_else(panicked),
-            Err(_) => failed(within),
+            Err(_) => failed(),
         }
     }
 

@@ -80,6 +80,9 @@ impl LedgerConfig {
             .filter(|(name, _)| !is_planned(name))
             .map(|(_, offering)| &offering.spec);
         let mut hooks = release_hooks(plan.specs.iter().chain(parting));
+        if hooks.is_empty() {
+            return Arc::new(hooks);
+        }
         for (name, offering) in &inventory.resources {
             for offered in offering.devices.values() {
                 hooks.note_device(name, &offered.device.key, offered.health.is_healthy());

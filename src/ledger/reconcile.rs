@@ -127,12 +127,11 @@ impl Handler<Observed> for LedgerActor {
         }
         let agenda = Agenda::of(&self.ledger, &self.reconciler.watchlist, host::now());
         let is_outdated = agenda.is_outdated(&observation);
-        if matches!(observation.pods, PodReport::All(_)) || !is_outdated {
-            let resends = self.reconciler.resend.is_due(is_outdated, Instant::now());
-            if resends {
-                // The kubelet writes its checkpoint for every list.
-                self.config.resend.send_replace(());
-            }
+        if (matches!(observation.pods, PodReport::All(_)) || !is_outdated)
+            && self.reconciler.resend.is_due(is_outdated, Instant::now())
+        {
+            // The kubelet writes its checkpoint for every list.
+            self.config.resend.send_replace(());
         }
         self.reconciler.timer.end(Instant::now());
         self.schedule(context);

@@ -75,12 +75,12 @@ pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusio
     if is_named_by(spec, device) {
         return None;
     }
+    let unless_named = |why: &str, found: &str| {
+        host(format!("{why}; to offer it anyway, select it by {}", naming(device)), found)
+    };
     if let Some(pool) = device.attribute("member_of") {
-        let why = format!(
-            "it is part of {pool}, which the host may use; to offer it anyway, select it by {}",
-            naming(device)
-        );
-        return Some(host(why, &format!("part of {pool}")));
+        let why = format!("it is part of {pool}, which the host may use");
+        return Some(unless_named(&why, &format!("part of {pool}")));
     }
     let volume = device.attribute("model").filter(|_| device.class == DeviceClass::Nvme);
     if let Some(model) = volume.filter(|model| NETWORK_VOLUMES.contains(model))
@@ -96,18 +96,12 @@ pub(super) fn exclusion(spec: &ResourceSpec, device: &Device) -> Option<Exclusio
         return None;
     }
     if let Some(way) = device.attribute("default_route") {
-        let why = format!(
-            "the host's default route uses {way}; to offer it anyway, select it by {}",
-            naming(device)
-        );
-        return Some(host(why, &format!("default route through {way}")));
+        let why = format!("the host's default route uses {way}");
+        return Some(unless_named(&why, &format!("default route through {way}")));
     }
     let master = device.attribute("master")?;
-    let why = format!(
-        "its interface is part of {master}; to offer it anyway, select it by {}",
-        naming(device)
-    );
-    Some(host(why, &format!("part of {master}")))
+    let part = format!("part of {master}");
+    Some(unless_named(&format!("its interface is {part}"), &part))
 }
 
 /// How the host uses the interface of a device of this resource, which a CNI plugin would move into
