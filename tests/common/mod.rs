@@ -17,6 +17,7 @@ pub(crate) mod ledger;
 use holdfast::app::{App, Settings};
 use holdfast::config::{self, Roots};
 use holdfast::domain::{AllocId, DeviceId, Grant, ResourceName};
+use holdfast::host;
 use holdfast::kubelet::proto::v1beta1 as api;
 use holdfast::kubelet::proto::v1beta1::device_plugin_client::DevicePluginClient;
 use holdfast::kubelet::uds;
@@ -64,6 +65,9 @@ pub(crate) async fn soon<F: Future>(what: &str, future: F) -> F::Output {
     tokio::time::timeout(HANG, future).await.unwrap_or_else(|_| panic!("hangs: {what}"))
 }
 
+/// More bytes than the state of all daemons that run at one time.
+const STATES_MAX: u64 = 1 << 30;
+
 /// The time between two queries of a test that waits. Without it the test would use a processor
 /// that other tests need.
 const POLL: Duration = Duration::from_millis(2);
@@ -100,6 +104,14 @@ pub(crate) fn until_blocking<T>(what: &str, ask: impl Fn() -> T, fits: impl Fn(&
     }
 }
 
+/// Where the state of the daemons is: in memory, where there is room for it. An Allocate is refused
+/// if the disk needs seconds for a sync, and the disk of a shared machine sometimes does.
+fn states() -> &'static Path {
+    let memory = Path::new("/dev/shm");
+    let has_room = host::is_tmpfs(memory) && host::free_bytes(memory) >= STATES_MAX;
+    if has_room { memory } else { Path::new("/tmp") }
+}
+
 pub(crate) fn name(text: &str) -> ResourceName {
     text.parse().unwrap()
 }
@@ -109,6 +121,8 @@ pub(crate) fn name(text: &str) -> ResourceName {
 #[derive(Debug)]
 pub(crate) struct Node {
     dir: Arc<TempDir>,
+    /// The directory for the daemon's state.
+    states: Arc<TempDir>,
     /// Distinguishes the state of one instance of the daemon from that of another.
     instance: &'static str,
 }
@@ -117,7 +131,8 @@ impl Node {
     /// An empty node. Its path is short, because a socket's path may have at most 107 bytes.
     pub(crate) fn new() -> Node {
         let dir = tempfile::Builder::new().prefix("hf").tempdir_in("/tmp").unwrap();
-        let node = Node { dir: Arc::new(dir), instance: "" };
+        let states = tempfile::Builder::new().prefix("hf").tempdir_in(states()).unwrap();
+        let node = Node { dir: Arc::new(dir), states: Arc::new(states), instance: "" };
         std::fs::create_dir_all(node.path("host/dev")).unwrap();
         std::fs::create_dir(node.path("etc")).unwrap();
         node
@@ -138,7 +153,7 @@ impl Node {
 
     /// The same node for another instance of the daemon, with a separate ledger.
     pub(crate) fn another_instance(&self, instance: &'static str) -> Node {
-        Node { dir: Arc::clone(&self.dir), instance }
+        Node { dir: Arc::clone(&self.dir), states: Arc::clone(&self.states), instance }
     }
 
     pub(crate) fn path(&self, rel: &str) -> PathBuf {
@@ -150,7 +165,7 @@ impl Node {
     }
 
     pub(crate) fn state(&self) -> PathBuf {
-        self.path(&format!("{}state", self.instance))
+        self.states.path().join(format!("{}state", self.instance))
     }
 
     pub(crate) fn write_config(&self, text: &str) {

@@ -361,7 +361,7 @@ fn a_kubelet_with_a_root_dir_has_drivers_and_its_record_of_claims_there() {
         daemon.kill();
 
         // Only the kubelet's record has the claim.
-        fs::remove_dir_all(world.node.path("state")).unwrap();
+        fs::remove_dir_all(world.node.state()).unwrap();
         fs::remove_dir_all(world.node.path("run/cdi")).unwrap();
         let daemon = world.start();
         daemon.logged("the kubelet registered the DRA driver").await;
