@@ -1,5 +1,6 @@
 //! The plan: the part of the configuration that may change while the daemon runs.
 
+use super::ResourceName;
 use super::policy::{HealthPolicy, Policy};
 use super::resource::ResourceSpec;
 use std::sync::Arc;
@@ -20,4 +21,12 @@ pub struct Plan {
     pub health: HealthPolicy,
     /// The rules for the ledger.
     pub ledger: Policy,
+}
+
+impl Plan {
+    /// Whether the node offers a resource of this name.
+    #[must_use]
+    pub fn has(&self, resource: &ResourceName) -> bool {
+        self.specs.iter().any(|spec| spec.name == *resource)
+    }
 }

@@ -3,9 +3,9 @@
 //! A commit is one message: write and sync, apply to the ledger, answer (I1). Its follow-up (log,
 //! metrics, publication, query database) is the next message, [`AfterCommit`].
 
-use super::committer::{Batch, Committer, Reply, Written, write};
+use super::committer::{Reply, Written, write};
 use super::config::LedgerConfig;
-use super::core::{Change, HeldBack, Ledger, ReleaseHooks, held_by_another, never_started};
+use super::core::{Change, Ledger, LedgerState, Waiting, never_started};
 use super::reconciler::Reconciler;
 use super::report;
 use super::sight::{Seen, is_held, unseen};
@@ -16,7 +16,6 @@ use crate::messages::{Crash, Publish, Record, RecordError, WithReply};
 use crate::telemetry::metrics;
 use actix::{Actor, AsyncContext, Context, Handler, Message, StreamHandler};
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -30,15 +29,8 @@ const PUBLISH_INTERVAL_PER_GRANT: Duration = Duration::from_micros(40);
 /// The ledger actor.
 pub struct LedgerActor {
     pub(super) config: LedgerConfig,
-    /// The state, all of it durable.
-    pub(super) ledger: Ledger,
+    pub(super) state: LedgerState<Reply>,
     pub(super) reconciler: Reconciler,
-    pub(super) held_back: HeldBack,
-    /// The answers of other plugins in the last checkpoint.
-    pub(super) asked: BTreeSet<AllocId>,
-    /// The resources with an after-release hook.
-    pub(super) hooks: Arc<ReleaseHooks>,
-    pub(super) committer: Committer,
     published_at: Instant,
     /// Whether a publication is scheduled.
     publishes: bool,
@@ -48,7 +40,7 @@ pub struct LedgerActor {
 
 impl std::fmt::Debug for LedgerActor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LedgerActor").field("ledger", &self.ledger).finish_non_exhaustive()
+        f.debug_struct("LedgerActor").field("ledger", self.ledger()).finish_non_exhaustive()
     }
 }
 
@@ -82,20 +74,21 @@ impl LedgerActor {
         let recovered = config.recovered.lock().unwrap_or_else(PoisonError::into_inner).take();
         let ledger = recovered.unwrap_or_else(|| config.recover());
         let upkeep = Upkeep::new(&config);
-        let (reconciler, hooks) = (Reconciler::new(&config), config.release_hooks());
+        let reconciler = Reconciler::new(&config);
         LedgerActor {
+            state: LedgerState::new(ledger, config.release_hooks()),
             config,
-            ledger,
             reconciler,
-            hooks,
-            held_back: HeldBack::new(),
-            asked: BTreeSet::new(),
-            committer: Committer::default(),
             published_at: Instant::now(),
             publishes: false,
             upkeep,
             _life: Box::new(life),
         }
+    }
+
+    /// The live grants.
+    pub(super) fn ledger(&self) -> &Ledger {
+        self.state.ledger()
     }
 
     /// The root of the host's file system.
@@ -120,13 +113,13 @@ impl LedgerActor {
         reply: Reply,
         context: &mut Context<Self>,
     ) {
-        if self.committer.add(entries, reply) {
+        if self.state.add(entries, reply) {
             context.notify(Commit);
         }
     }
 
     /// Writes and syncs a batch, applies it, and answers (I1).
-    fn commit(&mut self, batch: Batch, context: &mut Context<Self>) {
+    fn commit(&mut self, batch: Vec<Waiting<Reply>>, context: &mut Context<Self>) {
         let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         let counts: Vec<usize> = entries.iter().map(Vec::len).collect();
         let entries: Vec<Entry> = entries.into_iter().flatten().collect();
@@ -141,7 +134,7 @@ impl LedgerActor {
             return;
         }
         let changes: Vec<Change> = match &outcome.result {
-            Ok(()) => entries.iter().map(|entry| self.ledger.evolve(entry)).collect(),
+            Ok(()) => self.state.apply(&entries),
             Err(_) => Vec::new(),
         };
         if changes.iter().any(|change| matches!(change, Change::Named | Change::Forgotten)) {
@@ -186,7 +179,7 @@ impl LedgerActor {
 
     /// Publishes now, or as soon as the rate limit allows.
     fn publish_soon(&mut self, context: &mut Context<Self>) {
-        let grants = u32::try_from(self.ledger.grants().len()).unwrap_or(u32::MAX);
+        let grants = u32::try_from(self.ledger().grants().len()).unwrap_or(u32::MAX);
         let interval = PUBLISH_INTERVAL.max(PUBLISH_INTERVAL_PER_GRANT.saturating_mul(grants));
         match interval.checked_sub(self.published_at.elapsed()) {
             None => context.notify(Publish),
@@ -200,12 +193,12 @@ impl LedgerActor {
     pub(super) fn publish(&mut self) {
         self.published_at = Instant::now();
         self.publish_due();
-        let grants = Arc::new(self.ledger.grants().cloned().collect::<Vec<_>>());
+        let grants = Arc::new(self.ledger().grants().cloned().collect::<Vec<_>>());
         self.config.grants.send_replace(grants);
     }
 
     fn publish_names(&self) {
-        self.config.names.send_replace(Arc::clone(self.ledger.names()));
+        self.config.names.send_replace(Arc::clone(self.ledger().names()));
     }
 }
 
@@ -227,7 +220,7 @@ impl Actor for LedgerActor {
 impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
         self.follow_hooks(context);
-        let entries = self.ledger.unlisted(&inventory);
+        let entries = self.ledger().unlisted(&inventory);
         if !entries.is_empty() {
             // The list does not wait for the disk: an id that came and went before this write is
             // not remembered.
@@ -248,10 +241,10 @@ impl Handler<WithReply<Record>> for LedgerActor {
             return;
         }
         let Record { grant, exclusive } = &request.message;
-        if !exclusive || !is_held(&self.ledger, grant) {
+        if !exclusive || !is_held(self.ledger(), grant) {
             return self.decide(request, &Seen::default(), context);
         }
-        let unseen = unseen(&self.ledger, grant, &self.reconciler.observer);
+        let unseen = unseen(self.ledger(), grant, &self.reconciler.observer);
         let (observer, me) = (self.reconciler.observer.clone(), context.address());
         actix::spawn(async move {
             let (listed, checkpoint) =
@@ -275,7 +268,7 @@ impl LedgerActor {
     fn decide(&mut self, request: WithReply<Record>, seen: &Seen, context: &mut Context<Self>) {
         let WithReply { message: Record { grant, exclusive }, reply } = request;
         // A message that is sent again after a failure: the first one may have reached the store.
-        if self.ledger.grant(&grant.alloc_id).is_some() {
+        if self.ledger().grant(&grant.alloc_id).is_some() {
             return drop(reply.send(Ok(())));
         }
         match self.refusal(&grant, exclusive, seen) {
@@ -289,13 +282,11 @@ impl LedgerActor {
 
     /// Why a grant is refused. Entries that wait for the commit count too.
     fn refusal(&mut self, grant: &Grant, exclusive: bool, seen: &Seen) -> Option<Refusal> {
-        let waits = self.ledger.waits(&self.hooks, self.committer.entries(), grant);
-        let refused =
-            waits.or_else(|| held_by_another(&self.ledger, self.committer.grants(), grant));
+        let refused = self.state.refusal(grant);
         if refused.is_some() || !exclusive {
             return refused;
         }
-        self.reconciler.refusal(&self.ledger, &self.config, grant, seen, host::now())
+        self.reconciler.refusal(&self.state, &self.config, grant, seen, host::now())
     }
 }
 
@@ -303,7 +294,7 @@ impl Handler<Commit> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, _: Commit, context: &mut Self::Context) {
-        let batch = self.committer.take();
+        let batch = self.state.take();
         self.commit(batch, context);
     }
 }

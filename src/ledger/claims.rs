@@ -6,10 +6,7 @@
 
 use super::actor::LedgerActor;
 use super::committer::Reply;
-use super::core::{
-    Recording, Vouched, is_one_claim, record_claim, release_claim, release_stuck, restore_claims,
-    stuck_claim,
-};
+use super::core::{Recording, Vouched, is_one_claim, restore_claims, stuck_claim};
 use crate::domain::{AllocId, Entry, Grant, NotReleased, Refusal};
 use crate::host;
 use crate::messages::{
@@ -28,14 +25,11 @@ impl Handler<WithReply<RecordClaim>> for LedgerActor {
         }
         let hold = grants.first().and_then(|grant| grant.claim.clone());
         let uid = hold.as_ref().map(|hold| hold.claim.uid.as_str()).unwrap_or_default();
-        if self.is_uncommitted(uid) {
+        if self.state.is_uncommitted(uid) {
             return context.notify(request);
         }
-        let Recording { entries, answer } = {
-            let uncommitted: Vec<&Entry> = self.committer.entries().collect();
-            let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
-            record_claim(&self.ledger, &self.hooks, &uncommitted, grants, &cgroup, host::now().wall)
-        };
+        let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
+        let Recording { entries, answer } = self.state.record_claim(grants, &cgroup, host::now());
         match answer {
             Err(refusal) => {
                 self.note_refused(grants, &refusal, context);
@@ -46,7 +40,6 @@ impl Handler<WithReply<RecordClaim>> for LedgerActor {
                 }
             }
             Ok(grants) => {
-                self.reconciler.watchlist.note_answered(uid, host::now().boot);
                 self.schedule_commit(entries, Reply::Claim(request.reply, grants), context);
             }
         }
@@ -59,22 +52,11 @@ impl Handler<WithReply<ReleaseClaim>> for LedgerActor {
     fn handle(&mut self, request: WithReply<ReleaseClaim>, context: &mut Self::Context) {
         let ReleaseClaim { claim, pods } = &request.message;
         let uid = &claim.uid;
-        if self.is_uncommitted(uid) {
+        if self.state.is_uncommitted(uid) {
             return context.notify(request);
         }
-        let entries = {
-            let uncommitted: Vec<&Entry> = self.committer.entries().collect();
-            let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
-            release_claim(
-                &self.ledger,
-                &self.hooks,
-                &uncommitted,
-                uid,
-                pods,
-                &cgroup,
-                host::now().wall,
-            )
-        };
+        let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
+        let entries = self.state.release_claim(uid, pods, &cgroup, host::now().wall);
         self.schedule_commit(entries, Reply::Internal(request.reply), context);
     }
 }
@@ -84,14 +66,14 @@ impl Handler<WithReply<RestoreClaims>> for LedgerActor {
 
     fn handle(&mut self, request: WithReply<RestoreClaims>, context: &mut Self::Context) {
         let RestoreClaims { kept, named } = &request.message;
-        if kept.claims.keys().any(|uid| self.is_uncommitted(uid)) {
+        if kept.claims.keys().any(|uid| self.state.is_uncommitted(uid)) {
             return context.notify(request);
         }
         let new_id = || AllocId::new(uuid::Uuid::now_v7().to_string());
         let named = |name: &_| named.get(name).cloned();
         let restored = restore_claims(
             kept,
-            &self.ledger,
+            self.ledger(),
             named,
             new_id,
             &self.config.boot_id,
@@ -119,27 +101,16 @@ impl Handler<WithReply<ReleaseStuck>> for LedgerActor {
 
     fn handle(&mut self, request: WithReply<ReleaseStuck>, context: &mut Self::Context) {
         let ReleaseStuck { claim, is_confirmed, kept } = &request.message;
-        let claim = match stuck_claim(&self.ledger, claim) {
+        let claim = match stuck_claim(self.ledger(), claim) {
             Ok(claim) => claim,
             Err(error) => return drop(request.reply.send(Err(error))),
         };
-        if self.is_uncommitted(&claim.uid) {
+        if self.state.is_uncommitted(&claim.uid) {
             return context.notify(request);
         }
-        let entries = {
-            let uncommitted: Vec<&Entry> = self.committer.entries().collect();
-            let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
-            let pods = Vouched { kept: kept.as_deref(), is_confirmed: *is_confirmed };
-            release_stuck(
-                &self.ledger,
-                &self.hooks,
-                &uncommitted,
-                &claim,
-                pods,
-                &cgroup,
-                host::now().wall,
-            )
-        };
+        let cgroup = |uid: &str| self.reconciler.observer.cgroup(uid);
+        let pods = Vouched { kept: kept.as_deref(), is_confirmed: *is_confirmed };
+        let entries = self.state.release_stuck(&claim, pods, &cgroup, host::now().wall);
         let entries = match entries {
             Ok(entries) => entries,
             Err(error) => return drop(request.reply.send(Err(error))),
@@ -156,18 +127,6 @@ impl Handler<WithReply<ReleaseStuck>> for LedgerActor {
 }
 
 impl LedgerActor {
-    /// Whether an entry of the claim waits for the commit.
-    fn is_uncommitted(&self, uid: &str) -> bool {
-        let is_its = |grant: &Grant| grant.claim.as_ref().is_some_and(|of| of.claim.uid == uid);
-        self.committer.entries().any(|entry| match entry {
-            Entry::Grant(grant) => is_its(grant),
-            Entry::Moved { alloc_id, .. } => {
-                self.ledger.grant(alloc_id).is_some_and(|grant| is_its(grant))
-            }
-            _ => false,
-        })
-    }
-
     /// Observes the kubelet and the pods if the holder of a refused device may have ended: the
     /// usual pass may be later than the caller waits.
     fn note_refused(
@@ -181,7 +140,7 @@ impl LedgerActor {
             |grant: &Grant| grant.pods().any(|pod| self.reconciler.observer.lives(&pod.uid));
         let has_ended = wanted.iter().any(|grant| {
             grant.held_devices().any(|device| {
-                self.ledger.holders(&grant.resource, &device.id).any(|holder| !lives(holder))
+                self.ledger().holders(&grant.resource, &device.id).any(|holder| !lives(holder))
             })
         });
         if has_ended {

@@ -1,4 +1,4 @@
-//! Group commit: the entries for the next write, and the callers that wait for them.
+//! The write of a batch, and the callers that wait for it.
 //!
 //! The first entry of a batch sends a `Commit` to the actor, behind the requests that already wait
 //! in its mailbox. So one write and one fdatasync answer all of them.
@@ -45,15 +45,6 @@ impl Reply {
     }
 }
 
-/// The requests of one write.
-pub(super) type Batch = Vec<(Vec<Entry>, Reply)>;
-
-/// Collects the next batch.
-#[derive(Default)]
-pub(super) struct Committer {
-    pending: Batch,
-}
-
 /// The outcome of writing a batch.
 pub(super) struct Outcome {
     /// The result of the journal.
@@ -72,30 +63,6 @@ impl Outcome {
     /// written.
     pub(super) fn is_too_large(&self) -> bool {
         self.appended.as_ref().is_err_and(|error| matches!(**error, StoreError::TooLarge { .. }))
-    }
-}
-
-impl Committer {
-    /// Adds entries to the batch. True for the first ones: the caller must schedule a commit.
-    pub(super) fn add(&mut self, entries: Vec<Entry>, reply: Reply) -> bool {
-        self.pending.push((entries, reply));
-        self.pending.len() == 1
-    }
-
-    /// The entries that wait for the write.
-    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.pending.iter().flat_map(|(entries, _)| entries)
-    }
-
-    /// The grants among the waiting entries.
-    pub(super) fn grants(&self) -> impl Iterator<Item = &Grant> {
-        self.entries()
-            .filter_map(|entry| if let Entry::Grant(grant) = entry { Some(&**grant) } else { None })
-    }
-
-    /// Takes the batch; the next one begins empty.
-    pub(super) fn take(&mut self) -> Batch {
-        std::mem::take(&mut self.pending)
     }
 }
 

@@ -4,7 +4,7 @@ use super::committer::lock;
 use super::core::{Ledger, ReleaseHooks};
 use crate::domain::{
     ClaimEvidence, DeviceId, DueHooks, Grant, Inventory, KubeletGeneration, LedgerHealth, Plan,
-    ResourceName, ResourceSpec,
+    ResourceSpec,
 };
 use crate::hardware;
 use crate::host::HostRoot;
@@ -73,11 +73,10 @@ impl LedgerConfig {
     /// list but no longer planned. With the devices in the list.
     pub(super) fn release_hooks(&self) -> Arc<ReleaseHooks> {
         let (plan, inventory) = (self.plan.borrow().clone(), self.inventory.borrow().clone());
-        let is_planned = |name: &ResourceName| plan.specs.iter().any(|spec| spec.name == *name);
         let parting = inventory
             .resources
             .iter()
-            .filter(|(name, _)| !is_planned(name))
+            .filter(|(name, _)| !plan.has(name))
             .map(|(_, offering)| &offering.spec);
         let mut hooks = release_hooks(plan.specs.iter().chain(parting));
         if hooks.is_empty() {

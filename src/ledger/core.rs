@@ -38,6 +38,7 @@ mod rebuild;
 mod reconcile;
 mod refusal;
 mod restore;
+mod state;
 mod stuck;
 
 #[cfg(test)]
@@ -59,6 +60,7 @@ pub use self::reconcile::{
 };
 pub use self::refusal::{Doubt, HOLDERS_MAX, Proof, Sight, doubt, held_by_another};
 pub use self::restore::{Restored, restore_claims};
+pub use self::state::{LedgerState, Observed, StartDecision, Waiting};
 pub use self::stuck::{OPERATOR, Vouched, release_stuck, stuck_claim};
 pub use self::watchlist::{NEVER_STARTED_MIN, Watchlist};
 

@@ -14,7 +14,7 @@ impl Handler<Found> for LedgerActor {
     /// Checks for absent devices after every scan. The node is scanned every 30 s and at each
     /// hardware event, so a device that a released grant held is found here too.
     fn handle(&mut self, Found(found): Found, context: &mut Self::Context) {
-        if self.committer.entries().next().is_some() {
+        if self.state.uncommitted().next().is_some() {
             // A grant that waits for the commit holds its devices too. The next scan finds them.
             return;
         }
@@ -23,7 +23,7 @@ impl Handler<Found> for LedgerActor {
             let keys = if keys.is_empty() { &[""] } else { keys };
             found.devices.contains_key(id) || keys.iter().any(|key| found.unread.may_hide(key))
         };
-        let (entries, reported) = forget(&self.ledger, may_be_there, &inventory, host::now().wall);
+        let (entries, reported) = forget(self.ledger(), may_be_there, &inventory, host::now().wall);
         if entries.is_empty() {
             return;
         }

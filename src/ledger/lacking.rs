@@ -78,7 +78,7 @@ fn lacking(config: &LedgerConfig) -> Result<Vec<CheckpointGrant>, Box<dyn Error 
     };
     let plan = Arc::clone(&config.plan.borrow());
     // Another Holdfast on this node may have other resources and its own ledger.
-    kept.retain(|kept| plan.specs.iter().any(|spec| spec.name == kept.resource));
+    kept.retain(|kept| plan.has(&kept.resource));
     let released = {
         let store = lock(&config.store);
         kept.retain(|kept| !store.is_live(&kept.alloc_id));
@@ -104,8 +104,8 @@ impl Handler<Lacking> for LedgerActor {
                 return;
             }
         };
-        lacking.retain(|kept| self.ledger.grant(&kept.alloc_id).is_none());
-        let grants = rebuild(lacking, &BTreeSet::new(), self.ledger.names(), host::now().wall);
+        lacking.retain(|kept| self.ledger().grant(&kept.alloc_id).is_none());
+        let grants = rebuild(lacking, &BTreeSet::new(), self.ledger().names(), host::now().wall);
         tracing::warn!(
             grants = grants.len(),
             "the ledger lacked grants that the kubelet's checkpoint has, as after a power cut or when its directory was put back from \

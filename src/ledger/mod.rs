@@ -15,8 +15,9 @@
 //!
 //! It runs on an arbiter of its own, because it waits for the disk.
 //!
-//! The actor has three parts with their own state, and none of them knows the actor. `committer`
-//! collects a group commit. `reconciler` decides when the kubelet is observed. `upkeep` tracks
+//! The actor has three parts with their own state, and none of them knows the actor.
+//! [`core::LedgerState`] has the ledger and the entries that wait for the next write, and decides;
+//! the simulation drives it too. `reconciler` decides when the kubelet is observed. `upkeep` tracks
 //! the state of the store. The other files handle messages.
 
 mod actor;

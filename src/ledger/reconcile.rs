@@ -1,24 +1,25 @@
 //! Reconciliation: passes over the kubelet's files that move grants to their next state.
 
 use super::actor::LedgerActor;
-use super::core::{Agenda, LOOK_HELD, is_calm, next_look, owing, reconcile};
+use super::core::{LOOK_HELD, Observed, is_calm, next_look};
 use super::report;
-use crate::domain::{Observation, PodReport};
+use crate::domain::{Observation, PodReport, ResourceName};
 use crate::host;
-use crate::messages::{FindPending, Reconcile};
+use crate::messages::{FindPending, Reconcile, TakeOver};
 use actix::{AsyncContext, Context, Handler, Message, MessageResult};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A pass has observed the kubelet.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
-struct Observed(Observation);
+struct Seen(Observation);
 
 impl LedgerActor {
-    /// Begins a pass. The kubelet's files and the pods are read off this thread; `Observed` brings
+    /// Begins a pass. The kubelet's files and the pods are read off this thread; `Seen` brings
     /// the result.
     pub(super) fn reconcile(&mut self, context: &mut Context<Self>) {
-        if self.ledger.grants().len() == 0 {
+        if self.ledger().grants().len() == 0 {
             return;
         }
         let resting = self.reconciler.timer.under_way.is_none();
@@ -29,20 +30,19 @@ impl LedgerActor {
             return;
         }
         let now = host::now();
-        let wants = self.reconciler.wants(&self.ledger, &self.config, now);
+        let wants = self.reconciler.wants(&self.state, &self.config, now);
         let (observer, me) = (self.reconciler.observer.clone(), context.address());
         actix::spawn(async move {
             let observation = observer.look(wants).await;
             // If the actor has failed in the meantime, its successor observes again.
-            let _ = me.send(Observed(observation)).await;
+            let _ = me.send(Seen(observation)).await;
         });
     }
 
     /// The timer's pass: it does nothing while every grant is bound to a pod whose processes run.
     fn quick_check(&mut self, context: &mut Context<Self>) {
-        if is_calm(&self.ledger, &self.reconciler.watchlist, |uid| {
-            self.reconciler.observer.lives(uid)
-        }) {
+        if is_calm(self.ledger(), self.state.watchlist(), |uid| self.reconciler.observer.lives(uid))
+        {
             self.schedule(context);
         } else {
             self.reconcile(context);
@@ -54,10 +54,10 @@ impl LedgerActor {
         if let Some(timer) = self.reconciler.timer.timer.take() {
             context.cancel_future(timer);
         }
-        if self.ledger.grants().len() == 0 {
+        if self.ledger().grants().len() == 0 {
             return;
         }
-        let look = || next_look(&self.ledger, &self.reconciler.watchlist, host::now());
+        let look = || next_look(self.ledger(), self.state.watchlist(), host::now());
         // A pass that nothing calls for is made when the machine wakes up for the other polls.
         let usual = || match look() {
             LOOK_HELD => host::until_tick(LOOK_HELD),
@@ -86,7 +86,7 @@ impl Handler<Reconcile> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, _: Reconcile, context: &mut Self::Context) {
-        if self.ledger.grants().len() == 0 {
+        if self.ledger().grants().len() == 0 {
             self.look_for_others(context);
         }
         self.reconcile(context);
@@ -97,7 +97,7 @@ impl Handler<FindPending> for LedgerActor {
     type Result = MessageResult<FindPending>;
 
     fn handle(&mut self, _: FindPending, context: &mut Self::Context) -> Self::Result {
-        let pending = self.reconciler.pending(&self.ledger, &self.config, host::now());
+        let pending = self.reconciler.pending(&self.state, &self.config, host::now());
         if !pending.is_empty() {
             self.reconcile(context);
         }
@@ -105,28 +105,26 @@ impl Handler<FindPending> for LedgerActor {
     }
 }
 
-impl Handler<Observed> for LedgerActor {
+impl Handler<Seen> for LedgerActor {
     type Result = ();
 
-    fn handle(&mut self, Observed(observation): Observed, context: &mut Self::Context) {
-        let checkpoint = observation.checkpoint.as_deref();
-        if checkpoint.is_some_and(|checkpoint| self.take_over_others(checkpoint, context)) {
-            // The next pass decides, with their grants: a device that a pod releases may be theirs.
-            self.reconciler.timer.end(Instant::now());
-            return self.schedule(context);
-        }
-        let mut entries =
-            reconcile(&mut self.reconciler.watchlist, &self.ledger, &observation, host::now());
-        // The pending hooks come first, in one commit with the releases that cause them.
-        entries.splice(0..0, owing(&self.ledger, &self.hooks, &entries, self.committer.entries()));
+    fn handle(&mut self, Seen(observation): Seen, context: &mut Self::Context) {
+        let plan = Arc::clone(&self.config.plan.borrow());
+        let is_ours = |resource: &ResourceName| plan.has(resource);
+        let (entries, is_outdated) = match self.state.observe(&observation, is_ours, host::now()) {
+            Observed::Decided(entries, is_outdated) => (entries, is_outdated),
+            Observed::TakeOver(resources) => {
+                context.notify(TakeOver(resources.into_iter().collect()));
+                self.reconciler.timer.end(Instant::now());
+                return self.schedule(context);
+            }
+        };
         report::reconciled(&observation, &entries);
         if !entries.is_empty() {
             // No caller waits for this answer. A failed write is logged, and the next pass decides
             // the same again.
             drop(self.submit(entries, context));
         }
-        let agenda = Agenda::of(&self.ledger, &self.reconciler.watchlist, host::now());
-        let is_outdated = agenda.is_outdated(&observation);
         if (matches!(observation.pods, PodReport::All(_)) || !is_outdated)
             && self.reconciler.resend.is_due(is_outdated, Instant::now())
         {

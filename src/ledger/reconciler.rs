@@ -1,8 +1,8 @@
-//! Reconciliation as a part of the actor: the watchlist, the observer of the kubelet, and the time
-//! of the next pass.
+//! Reconciliation as a part of the actor: the observer of the kubelet, and the time of the next
+//! pass.
 
 use super::config::LedgerConfig;
-use super::core::{Agenda, LOOK_HELD, Ledger, Watchlist, pending_releases};
+use super::core::{Agenda, LOOK_HELD, LedgerState, pending_releases};
 use super::observe::{KubeletAge, KubeletObserver, Wants};
 use super::sight::{Seen, refusal};
 use crate::domain::{Grant, Moment, PendingReleases, Refusal};
@@ -83,7 +83,6 @@ impl Resend {
 
 /// The state of reconciliation.
 pub(super) struct Reconciler {
-    pub(super) watchlist: Watchlist,
     pub(super) observer: KubeletObserver,
     pub(super) timer: ReconcileTimer,
     pub(super) resend: Resend,
@@ -92,10 +91,8 @@ pub(super) struct Reconciler {
 
 impl Reconciler {
     pub(super) fn new(config: &LedgerConfig) -> Self {
-        let (watchlist, observer) = (Watchlist::default(), KubeletObserver::new(config));
         Reconciler {
-            watchlist,
-            observer,
+            observer: KubeletObserver::new(config),
             timer: ReconcileTimer::new(),
             resend: Resend::default(),
             kubelet_age: KubeletAge::default(),
@@ -103,31 +100,37 @@ impl Reconciler {
     }
 
     /// The questions for the next pass.
-    pub(super) fn wants(&mut self, ledger: &Ledger, config: &LedgerConfig, now: Moment) -> Wants {
+    pub(super) fn wants<R>(
+        &mut self,
+        state: &LedgerState<R>,
+        config: &LedgerConfig,
+        now: Moment,
+    ) -> Wants {
         let kubelet = *config.kubelet.borrow();
-        let agenda = Agenda::of(ledger, &self.watchlist, now);
+        let agenda = Agenda::of(state.ledger(), state.watchlist(), now);
         Wants { agenda, kubelet, kubelet_settled: self.kubelet_age.is_settled(kubelet, now) }
     }
 
     /// The releases that wait for proof. Reads the cgroups of all pods, as the timer's check does.
-    pub(super) fn pending(
+    pub(super) fn pending<R>(
         &mut self,
-        ledger: &Ledger,
+        state: &LedgerState<R>,
         config: &LedgerConfig,
         now: Moment,
     ) -> PendingReleases {
+        let ledger = state.ledger();
         let settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
         let cgroups = self.observer.cgroups(ledger.pods().union(&ledger.claim_pods()).copied());
         let cgroup = |uid: &str| cgroups.get(uid).copied().unwrap_or_default();
         let (logs, boot_id) = (LazyCell::new(|| self.observer.names()), &config.boot_id);
         let has_logs = |uid: &str| logs.contains_key(uid);
-        pending_releases(ledger, &self.watchlist, boot_id, settled, &cgroup, &has_logs, now)
+        pending_releases(ledger, state.watchlist(), boot_id, settled, &cgroup, &has_logs, now)
     }
 
     /// Why an exclusive grant is refused, from the observations of the kubelet (I2).
-    pub(super) fn refusal(
+    pub(super) fn refusal<R>(
         &mut self,
-        ledger: &Ledger,
+        state: &LedgerState<R>,
         config: &LedgerConfig,
         grant: &Grant,
         seen: &Seen,
@@ -135,7 +138,7 @@ impl Reconciler {
     ) -> Option<Refusal> {
         let settled = self.kubelet_age.is_settled(*config.kubelet.borrow(), now);
         let refuse = config.plan.borrow().ledger.refuse;
-        refusal(ledger, &self.watchlist, grant, &self.observer, settled, seen, refuse)
+        refusal(state.ledger(), state.watchlist(), grant, &self.observer, settled, seen, refuse)
     }
 }
 

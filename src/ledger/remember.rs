@@ -12,7 +12,7 @@ impl Handler<Remember> for LedgerActor {
     type Result = ResponseFuture<Result<(), Arc<StoreError>>>;
 
     fn handle(&mut self, Remember(names): Remember, context: &mut Self::Context) -> Self::Result {
-        let new = names.into_iter().filter(|(key, id)| self.ledger.names().get(key) != Some(id));
+        let new = names.into_iter().filter(|(key, id)| self.ledger().names().get(key) != Some(id));
         let entries: Vec<Entry> = new.map(|(key, id)| Entry::Named { key, id }).collect();
         if entries.is_empty() {
             return Box::pin(std::future::ready(Ok(())));
@@ -32,7 +32,7 @@ impl Handler<RecordVerdicts> for LedgerActor {
     ) -> Self::Result {
         let news = verdicts
             .into_iter()
-            .filter(|(device, verdict)| self.ledger.verdicts().get(device) != verdict.as_ref());
+            .filter(|(device, verdict)| self.ledger().verdicts().get(device) != verdict.as_ref());
         let entries: Vec<Entry> = news
             .map(|(device, verdict)| Entry::Judged { device, verdict: verdict.map(Box::new) })
             .collect();

@@ -9,9 +9,7 @@
 use super::actor::LedgerActor;
 use super::committer::lock;
 use super::core::rebuild;
-use crate::domain::{
-    AllocId, Checkpoint, CheckpointEntry, CheckpointGrant, Entry, GrantState, ResourceName,
-};
+use crate::domain::{AllocId, Checkpoint, CheckpointGrant, Entry, ResourceName};
 use crate::hardware;
 use crate::host;
 use crate::kubelet::checkpoint::{CheckpointError, CheckpointReader};
@@ -19,7 +17,7 @@ use crate::messages::{Reconcile, TakeOver};
 use actix::{
     ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, WrapFuture,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,46 +36,17 @@ impl LedgerActor {
             let _ = me.send(Read(checkpoint)).await;
         });
     }
-
-    /// Takes over the answers of other plugins in this checkpoint that are not known, each once.
-    /// Returns whether there are any.
-    pub(super) fn take_over_others(
-        &mut self,
-        checkpoint: &Checkpoint,
-        context: &mut Context<Self>,
-    ) -> bool {
-        let plan = Arc::clone(&self.config.plan.borrow());
-        let is_configured =
-            |resource: &ResourceName| plan.specs.iter().any(|spec| spec.name == *resource);
-        // A kubelet of the first API version stores no alloc-id: such an answer may be ours.
-        let may_be_ours = |entry: &CheckpointEntry| {
-            let ids = entry.device_ids.iter();
-            let mut holders = ids.flat_map(|id| self.ledger.holders(&entry.resource, id));
-            holders.any(|grant| grant.state == GrantState::Granted)
-        };
-        let others = checkpoint.entries().iter().filter(|entry| {
-            entry.alloc_id.is_none() && is_configured(&entry.resource) && !may_be_ours(entry)
-        });
-        let others: BTreeMap<AllocId, &ResourceName> =
-            others.map(|entry| (entry.grant_id(), &entry.resource)).collect();
-        let is_new = |id: &AllocId| !self.asked.contains(id) && self.ledger.grant(id).is_none();
-        let new: BTreeSet<&ResourceName> =
-            others.iter().filter(|(id, _)| is_new(id)).map(|(_, resource)| *resource).collect();
-        let are_new = !new.is_empty();
-        if are_new {
-            context.notify(TakeOver(new.into_iter().cloned().collect()));
-        }
-        self.asked = others.into_keys().collect();
-        are_new
-    }
 }
 
 impl Handler<Read> for LedgerActor {
     type Result = ();
 
     fn handle(&mut self, Read(checkpoint): Read, context: &mut Self::Context) {
-        if let Some(checkpoint) = checkpoint {
-            self.take_over_others(&checkpoint, context);
+        let Some(checkpoint) = checkpoint else { return };
+        let plan = Arc::clone(&self.config.plan.borrow());
+        let resources = self.state.others(&checkpoint, |resource| plan.has(resource));
+        if !resources.is_empty() {
+            context.notify(TakeOver(resources.into_iter().collect()));
         }
     }
 }
@@ -119,7 +88,7 @@ impl Handler<TakeOver> for LedgerActor {
                       this: &mut Self,
                       context: &mut Self::Context| {
             let entries: Result<Vec<Entry>, String> = read.map(|(kept, known)| {
-                let grants = rebuild(kept, &known, this.ledger.names(), host::now().wall);
+                let grants = rebuild(kept, &known, this.ledger().names(), host::now().wall);
                 grants
                     .into_iter()
                     .map(|grant| {

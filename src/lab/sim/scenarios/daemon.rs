@@ -3,6 +3,7 @@
 use super::auditing::Auditing;
 use super::durable::Disk;
 use super::hardware::Hardware;
+use super::ledger::recovered;
 use super::registration::Registration;
 use crate::domain::{
     AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, GrantState, Inventory,
@@ -10,7 +11,7 @@ use crate::domain::{
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
-use crate::ledger::core::{Agenda, Ledger, PodQuery, Sight, Watchlist, next_look, reconcile};
+use crate::ledger::core::{Agenda, LedgerState, Observed, PodQuery, Sight, next_look};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
 use crate::serving::RECORDED_WITHIN;
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock, watch};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, RwLock, oneshot, watch};
 
 /// An instance of the daemon.
 #[derive(Debug, Clone)]
@@ -43,14 +44,18 @@ pub(super) struct Inner {
     pub(super) gate: Arc<RwLock<()>>,
     /// Allocates under way, as far as the daemon knows.
     pub(super) allocates: AtomicUsize,
+    pub(super) to_commit: Notify,
+    /// Asks for a pass over the kubelet.
+    pub(super) to_look: Notify,
     cores: Mutex<Cores>,
 }
 
 #[derive(Debug)]
 pub(super) struct Cores {
-    pub(super) ledger: Ledger,
-    pub(super) watchlist: Watchlist,
+    pub(super) state: LedgerState<oneshot::Sender<()>>,
     pub(super) age: KubeletAge,
+    /// The ledger's actor handles no message while it writes.
+    pub(super) is_writing: bool,
     judge: Judge,
 }
 
@@ -61,16 +66,12 @@ impl Daemon {
     /// Starts the daemon on the state of the disk.
     pub(super) fn start(node: &Node, disk: &Disk, hardware: &Hardware) -> Self {
         let process = node.process();
-        let (instance, ledger) = {
+        let instance = {
             let mut journal = disk.lock();
             journal.instances += 1;
-            // The ledger is folded from the written entries, not from an earlier instance's memory.
-            let mut ledger = Ledger::default();
-            journal.entries.iter().for_each(|entry| {
-                ledger.evolve(entry);
-            });
-            (journal.instances, ledger)
+            journal.instances
         };
+        let state = recovered(disk);
         for path in node.sockets().into_iter().filter(|path| path.starts_with(".holdfast/")) {
             node.unlink(&path);
         }
@@ -85,12 +86,11 @@ impl Daemon {
         let judge = Judge::new(
             Arc::clone(&hardware.specs),
             Arc::default(),
-            ledger.listed(),
+            state.ledger().listed(),
             rules,
-            ledger.verdicts(),
+            state.ledger().verdicts(),
         );
-        let cores =
-            Cores { ledger, watchlist: Watchlist::default(), age: KubeletAge::default(), judge };
+        let cores = Cores { state, age: KubeletAge::default(), is_writing: false, judge };
         let inner = Arc::new(Inner {
             node: node.clone(),
             disk: disk.clone(),
@@ -102,17 +102,21 @@ impl Daemon {
             audit: Auditing::new(node.moment().boot),
             gate: Arc::default(),
             allocates: AtomicUsize::new(0),
+            to_commit: Notify::new(),
+            to_look: Notify::new(),
             cores: Mutex::new(cores),
         });
         inner.scan();
         let granted: Vec<AllocId> = {
             let cores = inner.lock();
-            let granted = cores.ledger.grants().filter(|grant| grant.state == GrantState::Granted);
+            let granted =
+                cores.state.ledger().grants().filter(|grant| grant.state == GrantState::Granted);
             granted.map(|grant| grant.alloc_id.clone()).collect()
         };
         if let Ok(gate) = Arc::clone(&inner.gate).try_read_owned() {
             process.spawn(Arc::clone(&inner).hold_until_recorded(gate, granted));
         }
+        process.spawn(Arc::clone(&inner).commit_all());
         process.spawn(Arc::clone(&inner).watch_hardware());
         for (resource, events) in received {
             process.spawn(Arc::clone(&inner).register(resource, events));
@@ -144,7 +148,7 @@ impl Inner {
     /// without an event.
     pub(super) fn judge(&self) -> Option<Duration> {
         let mut cores = self.lock();
-        let held = held(cores.ledger.grants().map(AsRef::as_ref));
+        let held = held(cores.state.ledger().grants().map(AsRef::as_ref));
         let inventory = cores.judge.judge(&held, &PendingHooks::new(), self.node.moment().boot)?;
         self.inventory.send_if_modified(|published| {
             let changed = **published != *inventory;
@@ -182,7 +186,7 @@ impl Inner {
                     device,
                     verdict: verdict.map(Box::new),
                 });
-                cores.ledger.unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
+                cores.state.ledger().unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
             };
             self.commit(entries).await;
             if inventory.changed().await.is_err() {
@@ -197,11 +201,12 @@ impl Inner {
             self.reconcile_once().await;
             let wait = {
                 let cores = self.lock();
-                next_look(&cores.ledger, &cores.watchlist, self.node.moment())
+                next_look(cores.state.ledger(), cores.state.watchlist(), self.node.moment())
             };
             tokio::select! {
                 biased;
                 _ = written.changed() => {}
+                () = self.to_look.notified() => {}
                 () = self.node.handle().sleep(wait) => {}
             }
         }
@@ -212,7 +217,7 @@ impl Inner {
         let (agenda, settled) = {
             let mut cores = self.lock();
             let settled = cores.age.is_settled(*self.node.kubelet_socket().borrow(), now);
-            (Agenda::of(&cores.ledger, &cores.watchlist, now), settled)
+            (Agenda::of(cores.state.ledger(), cores.state.watchlist(), now), settled)
         };
         let mut observation = self.node.observe(&agenda.pods, settled);
         while let Some(query) = agenda.query(&observation) {
@@ -221,11 +226,9 @@ impl Inner {
                 break;
             }
         }
-        let entries = {
-            let mut cores = self.lock();
-            let Cores { ledger, watchlist, .. } = &mut *cores;
-            reconcile(watchlist, ledger, &observation, self.node.moment())
-        };
+        self.turn().await;
+        let seen = self.lock().state.observe(&observation, |_| false, self.node.moment());
+        let Observed::Decided(entries, _) = seen else { return };
         self.commit(entries).await;
     }
 
@@ -253,7 +256,11 @@ impl Inner {
     ) {
         let until = self.node.handle().now() + RECORDED_WITHIN;
         let is_granted = |id| {
-            self.lock().ledger.grant(id).is_some_and(|grant| grant.state == GrantState::Granted)
+            self.lock()
+                .state
+                .ledger()
+                .grant(id)
+                .is_some_and(|grant| grant.state == GrantState::Granted)
         };
         let is_over = || self.node.handle().now() >= until;
         while Safeguard::ListAfterRecord.is_on() && answered.iter().any(is_granted) && !is_over() {
@@ -267,26 +274,12 @@ impl Inner {
     fn has_unrecorded(&self) -> bool {
         let (now, kubelet) = (self.node.moment().wall, *self.node.kubelet_socket().borrow());
         let cores = self.lock();
-        let answered = cores.ledger.grants().filter(|grant| {
+        let answered = cores.state.ledger().grants().filter(|grant| {
             let age = Duration::from_millis(now.0.saturating_sub(grant.granted_at.0));
             grant.state == GrantState::Granted && grant.kubelet == kubelet && age < RECORDED_WITHIN
         });
         let answered: Vec<_> = answered.map(|grant| grant.alloc_id.clone()).collect();
         self.node.view(|view| answered.iter().any(|answer| !view.has_recorded(answer)))
-    }
-
-    /// Makes the entries durable, then applies them.
-    pub(super) async fn commit(&self, entries: Vec<Entry>) {
-        if entries.is_empty() {
-            return;
-        }
-        self.disk.append(&self.node, entries.clone()).await;
-        let mut cores = self.lock();
-        entries.iter().for_each(|entry| {
-            cores.ledger.evolve(entry);
-        });
-        drop(cores);
-        self.judge();
     }
 }
 

@@ -56,7 +56,7 @@ impl Disk {
     }
 
     /// Appends and syncs: the entries are durable when this returns (I1).
-    pub(super) async fn append(&self, node: &Node, entries: Vec<Entry>) {
+    pub(super) async fn append(&self, node: &Node, entries: &[Entry]) {
         let wait = node.handle().random(|random| {
             let slow = random.chance(0.02);
             random.between(
@@ -69,6 +69,6 @@ impl Disk {
         entries.iter().for_each(|entry| {
             journal.ledger.evolve(entry);
         });
-        journal.entries.extend(entries);
+        journal.entries.extend_from_slice(entries);
     }
 }

@@ -9,6 +9,9 @@
 //!                 └─▶ Oracles: checked after every step, and in the idle phase
 //! ```
 //!
+//! The ledger's actor is the same [`LedgerState`](crate::ledger::core::LedgerState) as in the
+//! daemon, with its group commit, and it may die with any commit (`ledger`).
+//!
 //! It tests every decision of the daemon; the shells (sockets, gRPC, files, actors) have tests of
 //! their own on real sockets. [`Safeguard`](crate::domain::Safeguard) turns one decision off at a
 //! time, to check that an oracle notices.
@@ -23,6 +26,7 @@ mod claims;
 mod daemon;
 mod durable;
 mod hardware;
+mod ledger;
 mod oracles;
 mod parameters;
 mod registration;

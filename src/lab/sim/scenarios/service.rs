@@ -1,10 +1,10 @@
 //! The service that the kubelet calls: one for each registration.
 
 use super::daemon::{Inner, NodeEvidence, grant};
-use crate::domain::{AllocId, ContainerEdits, DeviceId, Entry, Inventory, ResourceName, Safeguard};
+use crate::domain::{AllocId, ContainerEdits, DeviceId, Inventory, ResourceName, Safeguard};
 use crate::lab::sim::kubelet::core::{ListedDevice, Options};
 use crate::lab::sim::memory::{ConnectionId, ListStream, Plugin};
-use crate::ledger::core::{Proof, doubt, held_by_another};
+use crate::ledger::core::{Proof, doubt};
 use crate::registration::core::Event;
 use crate::serving::core::decide;
 use futures_util::StreamExt as _;
@@ -142,29 +142,23 @@ impl Plugin for Service {
         let alloc_id = inner.disk.next_alloc_id();
         let mut edits = ContainerEdits::default();
         edits.annotations.insert(AllocId::ANNOTATION.into(), alloc_id.to_string());
-        let grant = grant(inner, &self.resource, alloc_id.clone(), &ids, edits.clone());
+        let grant = Arc::new(grant(inner, &self.resource, alloc_id.clone(), &ids, edits.clone()));
         // A shared device may have several holders.
-        let doubt = offering.spec.is_exclusive().then(|| {
+        let in_use = || {
             let mut cores = inner.lock();
             let settled =
                 cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
-            doubt(
-                &cores.ledger,
-                &cores.watchlist,
-                &grant,
-                &NodeEvidence { node: &inner.node, settled, checkpoint: inner.node.checkpoint() },
-            )
-        });
-        if let Some(doubt) = doubt.flatten().filter(|doubt| doubt.proof == Proof::Complete) {
-            return Err(Status::failed_precondition(format!(
-                "device `{}` is still in use by pod {}",
-                doubt.id, doubt.pod.uid
-            )));
-        }
-        if let Some(refusal) = held_by_another(&inner.lock().ledger, std::iter::empty(), &grant) {
-            return Err(Status::failed_precondition(refusal.to_string()));
-        }
-        inner.commit(vec![Entry::Grant(Arc::new(grant))]).await;
+            let evidence =
+                NodeEvidence { node: &inner.node, settled, checkpoint: inner.node.checkpoint() };
+            doubt(cores.state.ledger(), cores.state.watchlist(), &grant, &evidence)
+                .filter(|doubt| doubt.proof == Proof::Complete)
+                .map(|doubt| {
+                    format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)
+                })
+        };
+        let is_exclusive = offering.spec.is_exclusive();
+        let refusal = || if is_exclusive { in_use() } else { None };
+        inner.record(Arc::clone(&grant), refusal).await.map_err(Status::failed_precondition)?;
         inner.process.spawn(Arc::clone(inner).hold_until_recorded(gate, vec![alloc_id]));
         Ok(Some(edits))
     }

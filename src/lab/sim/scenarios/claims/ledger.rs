@@ -11,10 +11,7 @@ use crate::domain::{
     GrantState, GrantedDevice, KubeletClaims, NamedDevice, Object, Safeguard,
 };
 use crate::lab::sim::executor::Task;
-use crate::ledger::core::{
-    Ledger, Recording, ReleaseHooks, Watchlist, held_by_another, is_one_claim, record_claim,
-    release_claim, restore_claims,
-};
+use crate::ledger::core::{Ledger, LedgerState, Recording, is_one_claim, restore_claims};
 use crate::ledger::observe::KubeletAge;
 use crate::serving::claims::{
     ClaimFiles, ClaimLedger, DecidedClaim, DecidedHold, NotRecorded, RecordedClaim,
@@ -37,35 +34,26 @@ pub(super) struct LedgerShell {
     to_look: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Cores {
-    ledger: Ledger,
-    watchlist: Watchlist,
+    state: LedgerState<oneshot::Sender<()>>,
     age: KubeletAge,
-    /// The entries of the next commit, and those of the present one.
-    waiting: Vec<Entry>,
-    writing: Vec<Entry>,
-    replies: Vec<oneshot::Sender<()>>,
+    /// The actor handles no message while it writes.
+    is_writing: bool,
     looks: BTreeMap<String, ClaimLook>,
     /// The last read of the kubelet's file, with the pods that the ledger lacks.
     record: KubeletClaims,
 }
 
 impl Cores {
-    fn written(&self) -> impl Iterator<Item = &Entry> {
-        self.writing.iter().chain(&self.waiting)
-    }
-
-    /// Whether an entry of the claim waits for the commit.
-    fn is_written(&self, uid: &str) -> bool {
-        let is_its = |grant: &Grant| grant.claim.as_ref().is_some_and(|of| of.claim.uid == uid);
-        self.written().any(|entry| match entry {
-            Entry::Grant(grant) => is_its(grant),
-            Entry::Moved { alloc_id, .. } => {
-                self.ledger.grant(alloc_id).is_some_and(|grant| is_its(grant))
-            }
-            _ => false,
-        })
+    fn new(ledger: Ledger) -> Self {
+        Cores {
+            state: LedgerState::new(ledger, Arc::default()),
+            age: KubeletAge::default(),
+            is_writing: false,
+            looks: BTreeMap::new(),
+            record: KubeletClaims::default(),
+        }
     }
 }
 
@@ -85,7 +73,7 @@ impl LedgerShell {
         let shell = Arc::new(LedgerShell {
             world: Arc::clone(world),
             tasks: Mutex::default(),
-            cores: Mutex::new(Cores { ledger, ..Cores::default() }),
+            cores: Mutex::new(Cores::new(ledger)),
             snapshot: watch::Sender::new(Arc::new(grants)),
             files,
             to_commit: Notify::new(),
@@ -112,27 +100,30 @@ impl LedgerShell {
     /// Writes, syncs and applies the entries that wait, again and again.
     async fn commit_all(self: Arc<Self>) {
         loop {
-            let replies = {
+            let batch = {
                 let mut cores = self.cores();
-                cores.writing = std::mem::take(&mut cores.waiting);
-                std::mem::take(&mut cores.replies)
+                let batch = cores.state.take();
+                cores.is_writing = !batch.is_empty();
+                batch
             };
-            if replies.is_empty() {
+            if batch.is_empty() {
                 self.to_commit.notified().await;
                 continue;
             }
+            let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let entries: Vec<Entry> = entries.into_iter().flatten().collect();
             let world = &self.world;
             world.pause(MS / 20, MS).await;
-            world.machine().write_entries(&self.cores().writing);
+            world.machine().write_entries(&entries);
             world.step(Step::Written).await;
             if !Safeguard::DurableAnswer.is_on() {
-                self.apply(replies);
+                self.apply(&entries, replies);
                 self.sync().await;
                 continue;
             }
             self.sync().await;
             world.step(Step::Synced).await;
-            self.apply(replies);
+            self.apply(&entries, replies);
         }
     }
 
@@ -142,14 +133,12 @@ impl LedgerShell {
         self.world.machine().sync_entries();
     }
 
-    fn apply(&self, replies: Vec<oneshot::Sender<()>>) {
+    fn apply(&self, entries: &[Entry], replies: Vec<oneshot::Sender<()>>) {
         let grants: Vec<Arc<Grant>> = {
             let mut cores = self.cores();
-            let Cores { ledger, writing, .. } = &mut *cores;
-            for entry in writing.drain(..) {
-                ledger.evolve(&entry);
-            }
-            ledger.grants().cloned().collect()
+            cores.state.apply(entries);
+            cores.is_writing = false;
+            cores.state.ledger().grants().cloned().collect()
         };
         self.snapshot.send_replace(Arc::new(grants));
         for reply in replies {
@@ -162,19 +151,25 @@ impl LedgerShell {
     fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
         let (reply, done) = oneshot::channel();
         entries.iter().for_each(|entry| self.world.log(brief(entry)));
-        let mut cores = self.cores();
-        cores.waiting.extend(entries);
-        cores.replies.push(reply);
-        drop(cores);
+        self.cores().state.add(entries, reply);
         self.to_commit.notify_one();
         done
     }
 
-    /// Waits behind a commit that concerns the claim.
-    async fn behind_its_commit(&self, uid: &str) {
+    /// Waits for the turn of a message.
+    async fn turn(&self) {
         self.world.handle.pass().await;
-        while self.cores().is_written(uid) {
+        while self.cores().is_writing {
             self.world.pause(MS / 20, MS).await;
+        }
+    }
+
+    /// Waits for the turn behind a commit that concerns the claim.
+    async fn turn_of_claim(&self, uid: &str) {
+        self.turn().await;
+        while self.cores().state.is_uncommitted(uid) {
+            self.world.pause(MS / 20, MS).await;
+            self.turn().await;
         }
     }
 
@@ -187,17 +182,12 @@ impl LedgerShell {
             ..self.grant(by_number(), ids.iter().map(granted).collect(), None)
         };
         let alloc_id = grant.alloc_id.clone();
-        let done = {
-            let refusal = {
-                let cores = self.cores();
-                let pending = cores.written().filter_map(as_grant);
-                held_by_another(&cores.ledger, pending, &grant)
-            };
-            if let Some(refusal) = refusal {
-                return Err(refusal.to_string());
-            }
-            self.submit(vec![Entry::Grant(Arc::new(grant))])
-        };
+        self.turn().await;
+        let refusal = self.cores().state.refusal(&grant);
+        if let Some(refusal) = refusal {
+            return Err(refusal.to_string());
+        }
+        let done = self.submit(vec![Entry::Grant(Arc::new(grant))]);
         done.await.map_err(|_| "the daemon ends".to_owned())?;
         Ok(alloc_id)
     }
@@ -274,10 +264,6 @@ fn brief(entry: &Entry) -> String {
     }
 }
 
-fn as_grant(entry: &Entry) -> Option<&Grant> {
-    if let Entry::Grant(grant) = entry { Some(&**grant) } else { None }
-}
-
 /// A device with its kernel object, which every resource that offers it has. Shares have that of
 /// their device.
 pub(super) fn granted(id: &DeviceId) -> GrantedDevice {
@@ -322,7 +308,7 @@ impl ClaimLedger for LedgerShell {
     async fn record(&self, decided: DecidedClaim) -> Result<Vec<ClaimHold>, NotRecorded> {
         let uid = decided.claim.uid.clone();
         self.world.step(Step::Requested).await;
-        self.behind_its_commit(&uid).await;
+        self.turn_of_claim(&uid).await;
         let now = self.world.moment();
         let pods = decided.reserved_for;
         let wanted: Vec<Arc<Grant>> = decided
@@ -338,23 +324,13 @@ impl ClaimLedger for LedgerShell {
             })
             .collect();
         assert!(is_one_claim(&wanted), "{wanted:?}");
-        let (done, answer) = {
-            let cores = self.cores();
-            let written: Vec<&Entry> = cores.written().collect();
-            let machine = self.world.machine();
-            let cgroup = |uid: &str| machine.cgroup(uid);
-            let hooks = ReleaseHooks::default();
-            let Recording { entries, answer } =
-                record_claim(&cores.ledger, &hooks, &written, &wanted, &cgroup, now.wall);
-            drop((written, machine));
-            drop(cores);
-            if answer.is_ok() {
-                self.cores().watchlist.note_answered(&uid, now.boot);
-            }
-            // What an earlier process has recorded may not be on the disk yet.
-            let writes = answer.is_ok() && Safeguard::DurableRecord.is_on() || !entries.is_empty();
-            (writes.then(|| self.submit(entries)), answer)
+        let Recording { entries, answer } = {
+            let (mut cores, machine) = (self.cores(), self.world.machine());
+            cores.state.record_claim(&wanted, &|uid: &str| machine.cgroup(uid), now)
         };
+        // What an earlier process has recorded may not be on the disk yet.
+        let writes = answer.is_ok() && Safeguard::DurableRecord.is_on() || !entries.is_empty();
+        let done = writes.then(|| self.submit(entries));
         let recorded = answer.map_err(|refusal| {
             self.to_look.notify_one();
             NotRecorded::Blocked(refusal.to_string())
@@ -370,14 +346,11 @@ impl ClaimLedger for LedgerShell {
     async fn release(&self, claim: &ClaimRef) -> Result<(), String> {
         let mut record = self.read_record().claims;
         let pods = record.remove(&claim.uid).map(|entry| entry.pods).unwrap_or_default();
-        self.behind_its_commit(&claim.uid).await;
+        self.turn_of_claim(&claim.uid).await;
         let entries = {
-            let cores = self.cores();
-            let written: Vec<&Entry> = cores.written().collect();
-            let machine = self.world.machine();
-            let cgroup = |uid: &str| machine.cgroup(uid);
-            let (hooks, now) = (ReleaseHooks::default(), self.world.moment().wall);
-            release_claim(&cores.ledger, &hooks, &written, &claim.uid, &pods, &cgroup, now)
+            let (cores, machine) = (self.cores(), self.world.machine());
+            let (cgroup, now) = (|uid: &str| machine.cgroup(uid), self.world.moment().wall);
+            cores.state.release_claim(&claim.uid, &pods, &cgroup, now)
         };
         if entries.is_empty() && !Safeguard::DurableRecord.is_on() {
             return Ok(());

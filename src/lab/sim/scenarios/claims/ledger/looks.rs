@@ -2,13 +2,13 @@
 
 use super::super::cluster;
 use super::super::machine::Machine;
-use super::super::world::{MS, World};
-use super::{Cores, LedgerShell};
+use super::super::world::World;
+use super::LedgerShell;
 use crate::domain::{
     CheckpointEntry, ClaimEvidence, ClaimHold, ClaimLook, Grant, ListedContainer, ListedPod,
     Observation, PodName, PodReport,
 };
-use crate::ledger::core::{Agenda, PodQuery, next_look, reconcile};
+use crate::ledger::core::{Agenda, Observed, PodQuery, next_look};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ impl LedgerShell {
             self.reconcile_once().await;
             let wait = {
                 let cores = self.cores();
-                next_look(&cores.ledger, &cores.watchlist, self.world.moment())
+                next_look(cores.state.ledger(), cores.state.watchlist(), self.world.moment())
             };
             tokio::select! {
                 biased;
@@ -39,7 +39,7 @@ impl LedgerShell {
             let kubelet = self.world.machine().kubelet;
             let settled = cores.age.is_settled(kubelet, now);
             let (api, kubelet) = (cores.looks.clone(), Some(cores.record.clone()));
-            let agenda = Agenda::of(&cores.ledger, &cores.watchlist, now);
+            let agenda = Agenda::of(cores.state.ledger(), cores.state.watchlist(), now);
             (agenda, settled, ClaimEvidence { api, kubelet })
         };
         let is_up = self.world.kubelet().is_some();
@@ -47,15 +47,10 @@ impl LedgerShell {
         while is_up && let Some(query) = agenda.query(&observation) {
             observation.pods = answer(&self.world, query);
         }
-        self.world.handle.pass().await;
-        // The actor decides between two commits.
-        while self.cores().written().next().is_some() {
-            self.world.pause(MS / 20, MS).await;
-        }
-        let entries = {
-            let mut cores = self.cores();
-            let Cores { ledger, watchlist, .. } = &mut *cores;
-            reconcile(watchlist, ledger, &observation, now)
+        self.turn().await;
+        let Observed::Decided(entries, _) = self.cores().state.observe(&observation, |_| true, now)
+        else {
+            return;
         };
         if !entries.is_empty() {
             drop(self.submit(entries).await);
@@ -81,8 +76,12 @@ impl LedgerShell {
             let (cores, machine) = (self.cores(), self.world.machine());
             let ended =
                 |grant: &&Arc<Grant>| grant.pods().all(|pod| machine.cgroup(&pod.uid).is_dead());
-            let holds =
-                cores.ledger.grants().filter(ended).filter_map(|grant| grant.claim.as_deref());
+            let holds = cores
+                .state
+                .ledger()
+                .grants()
+                .filter(ended)
+                .filter_map(|grant| grant.claim.as_deref());
             holds.map(|hold| (hold.claim.uid.clone(), hold.clone())).collect()
         };
         self.cores().looks.retain(|uid, _| suspicious.contains_key(uid));

@@ -1,0 +1,110 @@
+//! The ledger's actor: it writes the entries that wait, one group after the other, and may die.
+
+use super::daemon::Inner;
+use super::durable::Disk;
+use crate::domain::{Entry, Grant, Refusal};
+use crate::ledger::core::{Ledger, LedgerState};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// The share of commits that the actor does not survive.
+const DEATHS: f64 = 0.01;
+/// How often a message that waits for its turn looks.
+const TURN: Duration = Duration::from_micros(50);
+
+/// The state of an actor that begins its life. The ledger is folded from the written entries, not
+/// from an earlier life's memory.
+pub(super) fn recovered(disk: &Disk) -> LedgerState<oneshot::Sender<()>> {
+    let mut ledger = Ledger::default();
+    disk.lock().entries.iter().for_each(|entry| {
+        ledger.evolve(entry);
+    });
+    LedgerState::new(ledger, Arc::default())
+}
+
+impl Inner {
+    /// Writes, applies and answers the entries that wait, again and again.
+    pub(super) async fn commit_all(self: Arc<Self>) {
+        loop {
+            let batch = {
+                let mut cores = self.lock();
+                let batch = cores.state.take();
+                cores.is_writing = !batch.is_empty();
+                batch
+            };
+            if batch.is_empty() {
+                self.to_commit.notified().await;
+                continue;
+            }
+            let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+            let entries: Vec<Entry> = entries.into_iter().flatten().collect();
+            self.disk.append(&self.node, &entries).await;
+            let dies = self.node.handle().random(|random| random.chance(DEATHS));
+            {
+                let mut cores = self.lock();
+                cores.is_writing = false;
+                if dies {
+                    // A caller without an answer asks the next life, which begins with a pass.
+                    cores.state = recovered(&self.disk);
+                    self.to_look.notify_one();
+                } else {
+                    cores.state.apply(&entries);
+                }
+            }
+            for reply in replies.into_iter().filter(|_| !dies) {
+                // The caller may have given up.
+                let _ = reply.send(());
+            }
+            self.judge();
+        }
+    }
+
+    /// Waits for the turn of a message to the actor.
+    pub(super) async fn turn(&self) {
+        while self.lock().is_writing {
+            self.node.handle().sleep(TURN).await;
+        }
+    }
+
+    fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
+        let (reply, done) = oneshot::channel();
+        self.lock().state.add(entries, reply);
+        self.to_commit.notify_one();
+        done
+    }
+
+    /// Writes entries that the next pass decides again if the actor dies.
+    pub(super) async fn commit(&self, entries: Vec<Entry>) {
+        if !entries.is_empty() {
+            self.turn().await;
+            // An error is the actor's death.
+            drop(self.submit(entries).await);
+        }
+    }
+
+    /// Records the grant of an Allocate. `refusal` decides from what the node shows.
+    pub(super) async fn record(
+        &self,
+        grant: Arc<Grant>,
+        refusal: impl Fn() -> Option<String>,
+    ) -> Result<(), String> {
+        loop {
+            self.turn().await;
+            let refused: Option<Refusal> = {
+                let cores = self.lock();
+                // The former life may have written it.
+                if cores.state.ledger().grant(&grant.alloc_id).is_some() {
+                    return Ok(());
+                }
+                cores.state.refusal(&grant)
+            };
+            if let Some(why) = refused.map(|refused| refused.to_string()).or_else(&refusal) {
+                return Err(why);
+            }
+            if self.submit(vec![Entry::Grant(Arc::clone(&grant))]).await.is_ok() {
+                return Ok(());
+            }
+        }
+    }
+}
