@@ -104,7 +104,7 @@ pub struct PciFunction {
     pub subsystem_device: Option<u16>,
     /// File `class`: base class, sub-class and programming interface, 24 bits.
     pub class: Option<u32>,
-    /// Last component of the link `driver`, else `DRIVER=` of the file `uevent`.
+    /// Last component of the link `driver`; of a capture without `modalias` that of `uevent`.
     pub driver: Option<String>,
     /// Link `physfn`: the physical function that this virtual function belongs to. The record of a
     /// scalable function has the address of the function that it is on, here and in `address`.
@@ -116,8 +116,6 @@ pub struct PciFunction {
     pub vf_index: Option<u32>,
     /// File `sriov_totalvfs`.
     pub sriov_totalvfs: Option<u32>,
-    /// File `sriov_numvfs`.
-    pub sriov_numvfs: Option<u32>,
     /// Last component of the link `iommu_group`. Changes over boots: never an identity.
     pub iommu_group: Option<u32>,
     /// The bridges from the root port down to the one above this function, read from the path of
@@ -159,7 +157,6 @@ impl PciFunction {
             virtfns: Vec::new(),
             vf_index: None,
             sriov_totalvfs: None,
-            sriov_numvfs: None,
             iommu_group: None,
             bridges: Vec::new(),
             net: Vec::new(),

@@ -58,6 +58,7 @@ mod udev;
 mod uevent;
 mod usb;
 mod vfio;
+mod virtual_functions;
 mod xid;
 
 pub use chardev::{known_node, objects_of_node};
@@ -77,7 +78,7 @@ pub use pci::{Scan, scan, scan_after};
 pub use profiles::spec_named;
 pub use select::{NearMiss, Nearest, Selection, near_misses, select, uplink};
 pub use signals::signals;
-pub use xid::xid;
+pub use xid::{is_driver_start, xid};
 
 use crate::contract;
 use crate::domain::{

@@ -6,7 +6,8 @@
 //! the scan.
 
 use super::tegra;
-use super::uevent::{Uevent, id_pair, parse_hex};
+use super::uevent::{Identity, parse_hex};
+use super::virtual_functions::{Numbered, keep_vfs, number_vfs, virtfns};
 use crate::domain::{Device, PciAddress, PciFunction, Unread, is_scalable_name};
 use crate::host::{Folder, HostRoot};
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,9 +54,9 @@ pub fn scan(root: &HostRoot) -> Scan {
 /// Reads every PCI function. A physical function is read before its virtual ones, whose addresses
 /// are higher.
 ///
-/// The order matters while virtual functions are added or removed. A read of `sriov_numvfs` blocks
-/// until the change is complete (`drivers/pci/iov.c` holds the device's lock). A virtual function
-/// whose removal starts after that read is still named by its physical function.
+/// The order matters while virtual functions are added: the links of a physical function to them
+/// exist first. While they are removed, both links of one are deleted before the function itself
+/// (`pci_iov_remove_virtfn` of `drivers/pci/iov.c`). Such a function is still a virtual one.
 ///
 /// If a read of a function fails, the function is taken from the `former` devices (I12). Without
 /// one there it is left out.
@@ -108,6 +109,7 @@ fn functions_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
         }
     }
     number_vfs(&mut scan.functions, claims);
+    keep_vfs(&mut scan.functions, &functions_of(former));
     scan
 }
 
@@ -140,26 +142,6 @@ fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
         .collect()
 }
 
-/// Numbers the virtual functions by the links of their physical function. While they are created,
-/// its `virtfn` links exist before their own `physfn` links, so its links are enough.
-fn number_vfs(
-    functions: &mut BTreeMap<PciAddress, PciFunction>,
-    claims: Vec<(PciAddress, u32, PciAddress)>,
-) {
-    for (pf, index, vf) in claims {
-        let function = functions
-            .get_mut(&vf)
-            .filter(|function| vf != pf && function.physfn.is_none_or(|known| known == pf));
-        if let Some(function) = function {
-            function.physfn = Some(pf);
-            function.vf_index = Some(index);
-        }
-    }
-}
-
-/// The virtual functions that a physical function names, with their numbers.
-type Numbered = Vec<(u32, PciAddress)>;
-
 /// Reads a function, and once more if its folder was removed during the read. The result is never
 /// half of a function.
 fn read_whole<T>(
@@ -174,19 +156,20 @@ fn read_whole<T>(
         if target.is_none() && folder.is_none() {
             return None;
         }
-        // On removal the kernel deletes `uevent` before the group. If `uevent` is still readable
-        // after the group was read, no group was lost.
+        // On removal the kernel deletes `uevent` and `modalias` before the group. If one of them is
+        // still readable after the group was read, no group was lost.
         let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
-        let uevent = folder.as_ref().and_then(|folder| folder.read("uevent"));
+        let identity = folder.as_ref().and_then(identity);
+        let is_identified = identity.is_some();
         let first = FirstReads {
             target: target.as_deref(),
-            uevent: Uevent::of(uevent.as_deref().unwrap_or_default()),
+            identity: identity.unwrap_or_default(),
             group: group.as_deref(),
         };
         let function = read(folder.as_ref(), &first);
         // A file that is not found may also mean that the link dangles.
         let may_be_half =
-            |folder: Folder| folder.has_lost() || uevent.is_none() && folder.lacks("uevent");
+            |folder: Folder| folder.has_lost() || !is_identified && folder.lacks("uevent");
         if !folder.is_some_and(may_be_half) || bus.has_folder_now(name) {
             return Some(function);
         }
@@ -194,11 +177,22 @@ fn read_whole<T>(
     None
 }
 
+/// What a function is. Some kernels hold the device's lock while they answer a read of `uevent`
+/// (6.10 to 6.14, and stable releases before). A driver that waits in its `probe` or `remove` has
+/// that lock, and one such device would stop the scan of all. `modalias` needs no lock; only a
+/// capture lacks it.
+fn identity(folder: &Folder) -> Option<Identity> {
+    let alias = folder.read("modalias");
+    alias
+        .and_then(|alias| Identity::of_alias(&alias, folder.link_name("driver")))
+        .or_else(|| Some(Identity::of_uevent(&folder.read("uevent")?)))
+}
+
 /// The values of a function that are read first.
 struct FirstReads<'a> {
     /// The target of the link to its folder.
     target: Option<&'a str>,
-    uevent: Uevent<'a>,
+    identity: Identity,
     group: Option<&'a str>,
 }
 
@@ -211,15 +205,15 @@ fn read(
 ) -> (PciFunction, Numbered) {
     let text = |name: &str| folder?.read(name);
     let hex16 = |name: &str| u16::try_from(parse_hex(&text(name)?)?).ok();
-    // `uevent` has most values. Other files are read only for what it lacks: most of a scan's time
-    // is opening files.
-    let uevent = &first.uevent;
-    let (vendor, device) = id_pair(uevent.id);
-    let (subsystem_vendor, subsystem_device) = id_pair(uevent.subsystem);
+    // Other files are read only for what the first one lacks: most of a scan's time is opening
+    // files.
+    let identity = &first.identity;
+    let (vendor, device) = identity.id;
+    let (subsystem_vendor, subsystem_device) = identity.subsystem;
 
     // What only drivers and SR-IOV create is read only where these exist: most functions of a
     // server have neither.
-    let busy = folder.filter(|folder| !is_bare(folder, uevent));
+    let busy = folder.filter(|folder| !is_bare(folder, identity));
     let entries = || busy.into_iter().flat_map(Folder::names);
     let link = |name: &str| busy?.link_name(name);
     let count = |name: &str| busy?.read(name)?.parse().ok();
@@ -239,13 +233,12 @@ fn read(
         device: device.or_else(|| hex16("device")),
         subsystem_vendor: subsystem_vendor.or_else(|| hex16("subsystem_vendor")),
         subsystem_device: subsystem_device.or_else(|| hex16("subsystem_device")),
-        class: uevent.class().or_else(|| parse_hex(&text("class")?)),
-        driver: uevent.driver.map(str::to_owned).or_else(|| link("driver")),
+        class: identity.class.or_else(|| parse_hex(&text("class")?)),
+        driver: identity.driver.clone().or_else(|| link("driver")),
         physfn: link("physfn").and_then(|name| PciAddress::of_name(&name)),
         virtfns: Vec::new(),
         vf_index: None,
         sriov_totalvfs: count("sriov_totalvfs"),
-        sriov_numvfs: count("sriov_numvfs"),
         iommu_group: first.group.and_then(|group| group.parse().ok()),
         bridges: bridges(first.target.unwrap_or_default(), address),
         net: children("net"),
@@ -261,34 +254,19 @@ fn read(
     (function, numbered)
 }
 
-/// Whether a function has no entries that a driver or SR-IOV creates. The answer comes from its
-/// uevent, without a listing of its folder, which would cost as much as all other reads.
+/// Whether a function has no entries that a driver or SR-IOV creates. The answer needs no listing
+/// of its folder, which would cost as much as all other reads.
 ///
-/// A bridge has neither interfaces nor virtual functions, with any driver. In a uevent the kernel
-/// writes the driver first (`dev_uevent`) and `MODALIAS` last (`pci_uevent`). A capture may have
-/// the `driver` link and a truncated uevent.
-fn is_bare(folder: &Folder, uevent: &Uevent<'_>) -> bool {
+/// A bridge has neither interfaces nor virtual functions, with any driver. A capture may have the
+/// `driver` link and a truncated uevent.
+fn is_bare(folder: &Folder, identity: &Identity) -> bool {
     const BRIDGE: u32 = 0x0604;
-    let is_bridge = uevent.class().is_some_and(|class| class >> 8 == BRIDGE);
-    let is_driven = uevent.driver.is_some();
-    let driver_is_known = is_driven || uevent.modalias.is_some() || folder.lacks("driver");
+    let is_bridge = identity.class.is_some_and(|class| class >> 8 == BRIDGE);
+    let is_driven = identity.driver.is_some();
+    let driver_is_known = is_driven || identity.is_whole || folder.lacks("driver");
     let has_nothing = is_bridge
         || !is_driven && ["physfn", "sriov_totalvfs"].iter().all(|name| folder.lacks(name));
-    uevent.id.is_some() && driver_is_known && has_nothing
-}
-
-/// The links `virtfn0`, `virtfn1`, … sorted by number, which is not the order of their names.
-fn virtfns<'a>(
-    entries: impl Iterator<Item = &'a str>,
-    link: &dyn Fn(&str) -> Option<String>,
-) -> Numbered {
-    let mut numbered: Numbered = entries
-        .filter_map(|entry| {
-            Some((entry.strip_prefix("virtfn")?.parse().ok()?, link(entry)?.parse().ok()?))
-        })
-        .collect();
-    numbered.sort();
-    numbered
+    identity.id.0.is_some() && driver_is_known && has_nothing
 }
 
 /// The addresses in the path of a function's folder, from the root port down. They are taken from
@@ -442,7 +420,7 @@ mod tests {
             let read = read_whole(&bus, name, |opened, first| {
                 times += 1;
                 let opened = opened?;
-                assert!(opened.has("numa_node") && first.uevent.driver.is_some());
+                assert!(opened.has("numa_node") && first.identity.driver.is_some());
                 meanwhile();
                 opened.read("numa_node")
             });
@@ -456,7 +434,7 @@ mod tests {
         place(root, path, &whole[1..]);
         let bus = HostRoot::new(root).folder(DEVICES).unwrap();
         assert_eq!(
-            read_whole(&bus, name, |_, first| (remove(), first.uevent.driver.is_some()).1),
+            read_whole(&bus, name, |_, first| (remove(), first.identity.driver.is_some()).1),
             None
         );
 
@@ -476,7 +454,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         let pf = "pci0000:00/0000:00:03.0/0000:08:00.0";
-        place(root, pf, &[("sriov_totalvfs", "16"), ("sriov_numvfs", "12")]);
+        place(root, pf, &[("sriov_totalvfs", "16")]);
         let vf = |index: u32| format!("0000:08:{:02x}.{}", (4 + index) / 8, (4 + index) % 8);
         for index in 0..12 {
             place(root, &format!("pci0000:00/0000:00:03.0/{}", vf(index)), &[("vendor", "0x10de")]);
@@ -504,6 +482,40 @@ mod tests {
         assert!(!scan.functions[&pf].is_vf());
     }
 
+    /// The kernel deletes the links of a virtual function, then it takes away its driver.
+    #[test]
+    fn a_virtual_function_that_is_being_removed_is_no_whole_function() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pf, vf) = ("0000:08:00.0", "0000:08:02.0");
+        let folder = |at: &str| dir.path().join("sys/devices/pci0000:00").join(at);
+        for at in [pf, vf] {
+            place(dir.path(), &format!("pci0000:00/{at}"), &[("uevent", "DRIVER=ice\n")]);
+        }
+        symlink(format!("../{vf}"), folder(pf).join("virtfn0")).unwrap();
+        symlink(format!("../{pf}"), folder(vf).join("physfn")).unwrap();
+        let root = HostRoot::new(dir.path());
+        let device = |function: PciFunction| {
+            Arc::new(Device {
+                id: crate::domain::DeviceId::new(function.address.to_string()),
+                key: String::new(),
+                class: crate::domain::DeviceClass::Nic,
+                pci: Some(Box::new(function)),
+                numa_nodes: Vec::new(),
+                nodes: Vec::new(),
+                attributes: crate::domain::Attributes::default(),
+            })
+        };
+        let former: Vec<_> = scan(&root).functions.into_values().map(device).collect();
+        fs::remove_file(folder(pf).join("virtfn0")).unwrap();
+        fs::remove_file(folder(vf).join("physfn")).unwrap();
+        let [pf, vf] = [pf, vf].map(|address| address.parse().unwrap());
+        let known = scan_after(&root, &former).functions[&vf].clone();
+        assert_eq!((known.physfn, known.vf_index), (Some(pf), Some(0)));
+        assert!(!scan_after(&root, &[]).functions[&vf].is_vf());
+        fs::remove_file(dir.path().join(DEVICES).join(pf.to_string())).unwrap();
+        assert!(!scan_after(&root, &former).functions[&vf].is_vf(), "it is another machine");
+    }
+
     #[test]
     fn files_and_links_supplement_the_uevent() {
         let dir = tempfile::tempdir().unwrap();
@@ -526,11 +538,7 @@ mod tests {
         let root = dir.path();
         let path = |address: &str| format!("pci0000:00/0000:00:03.0/{address}");
         let uevent = ("uevent", "PCI_CLASS=20000\nPCI_ID=8086:1572\nPCI_SUBSYS_ID=8086:0001\n");
-        place(
-            root,
-            &path("0000:08:00.0"),
-            &[uevent, ("sriov_totalvfs", "16"), ("sriov_numvfs", "1")],
-        );
+        place(root, &path("0000:08:00.0"), &[uevent, ("sriov_totalvfs", "16")]);
         place(root, &path("0000:08:02.0"), &[uevent]);
         place(root, &path("0000:09:00.0"), &[uevent, ("net/eth0/mtu", "1500")]);
         let link = |target: &str, at: &str| {
@@ -543,16 +551,38 @@ mod tests {
             .for_each(|at| link("../../kernel/iommu_groups/7", &format!("{at}/iommu_group")));
         let [pf, vf, bare] =
             ["0000:08:00.0", "0000:08:02.0", "0000:09:00.0"].map(|address| scanned(&dir, address));
-        assert_eq!(
-            (pf.sriov_totalvfs, pf.sriov_numvfs, &pf.virtfns),
-            (Some(16), Some(1), &vec![vf.address])
-        );
+        assert_eq!((pf.sriov_totalvfs, &pf.virtfns), (Some(16), &vec![vf.address]));
         assert_eq!((vf.physfn, vf.vf_index, vf.iommu_group), (Some(pf.address), Some(0), Some(7)));
         assert_eq!((bare.subsystem_device, bare.iommu_group), (Some(1), Some(7)));
         assert!(
             bare.net.is_empty(),
             "without a driver there is no interface: the folder is not listed"
         );
+    }
+
+    #[test]
+    fn a_scan_reads_no_file_that_waits_for_a_devices_driver() {
+        let dir = tempfile::tempdir().unwrap();
+        let alias = "pci:v000015B3d0000101Esv000015B3sd00000018bc02sc00i00";
+        place(
+            dir.path(),
+            "pci0000:00/0000:00:01.0",
+            &[("modalias", alias), ("sriov_totalvfs", "8"), ("net/ens1/mtu", "1500")],
+        );
+        let folder = dir.path().join("sys/devices/pci0000:00/0000:00:01.0");
+        symlink("../../../bus/pci/drivers/mlx5_core", folder.join("driver")).unwrap();
+        for file in ["uevent", "sriov_numvfs"] {
+            // The file is there, and to read it is an error.
+            fs::create_dir(folder.join(file)).unwrap();
+        }
+        let root = HostRoot::new(dir.path()).recording();
+        let scan = scan(&root);
+        assert_eq!(root.take_failures(), []);
+        let function = &scan.functions[&"0000:00:01.0".parse().unwrap()];
+        assert_eq!((function.vendor, function.device), (Some(0x15b3), Some(0x101e)));
+        assert_eq!((function.class, function.subsystem_device), (Some(0x02_0000), Some(0x18)));
+        assert_eq!(function.driver.as_deref(), Some("mlx5_core"));
+        assert_eq!(function.net, ["ens1"]);
     }
 
     #[test]

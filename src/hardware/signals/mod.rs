@@ -26,7 +26,7 @@ mod rdma;
 mod thermal;
 
 use super::pci::{folder, nearest};
-use super::uevent::Uevent;
+use super::uevent::Identity;
 use crate::domain::{
     Counter, Device, DeviceClass, PciAddress, PciFunction, Reason, Signals, Source, Symptom,
 };
@@ -176,11 +176,10 @@ impl Probe<'_> {
     /// Whether the driver that discovery saw is still bound. Then a missing part is a failure, not
     /// an unbinding.
     fn keeps_driver(&self) -> bool {
-        let uevent = self.read("uevent").unwrap_or_default();
-        let driver = Uevent::of(&uevent)
-            .driver
-            .map(str::to_owned)
-            .or_else(|| self.root.link_name(&format!("{}/driver", self.dir)));
+        let link = self.root.link_name(&format!("{}/driver", self.dir));
+        // A capture may lack the link.
+        let of_capture = || Identity::of_uevent(&self.read("uevent")?).driver;
+        let driver = link.or_else(|| if self.root.is_live() { None } else { of_capture() });
         driver.is_some() && driver == self.function.driver
     }
 

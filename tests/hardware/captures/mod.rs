@@ -142,7 +142,6 @@ fn record_differences(name: &str, root: &Path, devices: &[Value]) -> Vec<String>
             "subsystem_vendor": hex(function.subsystem_vendor),
             "subsystem_device": hex(function.subsystem_device),
             "sriov_totalvfs": function.sriov_totalvfs,
-            "sriov_numvfs": function.sriov_numvfs,
         });
         for (field, value) in found.as_object().unwrap() {
             if *value != device[field] {
