@@ -135,10 +135,12 @@ impl Reloader {
         let specs = returning::after(&previous.specs, &specs);
         let patterns = returning::after(&previous.specs, &patterns);
         let (health, ledger) = (self.running.health.clone(), self.running.policy);
-        let plan = Plan { number: previous.number, specs, patterns, health, ledger };
+        let usual = super::specs::usual_of(&self.running);
+        let plan = Plan { number: previous.number, specs, patterns, usual, health, ledger };
         let stays = previous.specs.iter().filter(|spec| !spec.is_orphan()).eq(plan.specs.iter())
             && previous.patterns == plan.patterns;
-        if stays && plan.health == previous.health && plan.ledger == previous.ledger {
+        let same_rules = plan.health == previous.health && plan.ledger == previous.ledger;
+        if stays && same_rules && plan.usual == previous.usual {
             return false;
         }
         // Discovery may have published a plan since then, because of new nodes in /dev.

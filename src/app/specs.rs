@@ -6,15 +6,6 @@ use crate::hardware;
 use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// The pause before each repetition of a scan that could not read everything.
-const SCAN_PAUSES: [Duration; 4] = [
-    Duration::from_millis(100),
-    Duration::from_millis(200),
-    Duration::from_millis(400),
-    Duration::from_millis(800),
-];
 
 /// The resources of a plan.
 pub(super) struct Specs {
@@ -55,21 +46,9 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
     Specs { specs: specs.into(), patterns: patterns(&configured) }
 }
 
-/// The known hardware under its usual names. A scan that could not read everything is repeated,
-/// because a resource that it misses is not offered before the next reload.
+/// The known hardware under its usual names. Discovery adds what this scan could not read.
 pub(super) fn usual(host_root: &HostRoot, mig: MigStrategy) -> Vec<Arc<ResourceSpec>> {
-    let mut scan = hardware::scan(host_root);
-    for pause in SCAN_PAUSES {
-        if scan.unread.is_empty() {
-            break;
-        }
-        std::thread::sleep(pause);
-        scan = hardware::scan(host_root);
-    }
-    if let Some(why) = scan.unread.reasons().first() {
-        tracing::error!(%why, "cannot read the hardware completely; missing devices are not offered, and `systemctl \
-             reload holdfast` scans again");
-    }
+    let scan = hardware::scan(host_root);
     hardware::defaults::specs(&scan, mig).into_iter().map(Arc::new).collect()
 }
 
@@ -91,5 +70,11 @@ pub(super) fn patterns(configured: &[Arc<ResourceSpec>]) -> Arc<[Arc<ResourceSpe
 
 /// The plan of a start. A reload changes it.
 pub(super) fn first_plan(config: &Config, Specs { specs, patterns }: Specs) -> Plan {
-    Plan { number: 1, specs, patterns, health: config.health.clone(), ledger: config.policy }
+    let (usual, health) = (usual_of(config), config.health.clone());
+    Plan { number: 1, specs, patterns, usual, health, ledger: config.policy }
+}
+
+/// How the known hardware is offered, if no resource is configured.
+pub(super) fn usual_of(config: &Config) -> Option<MigStrategy> {
+    config.resources.is_empty().then_some(config.mig_strategy)
 }

@@ -2,7 +2,7 @@
 //! the evidence.
 
 use super::evidence::{evidence, held_devices, held_nodes, keep_known};
-use super::plan::planned;
+use super::plan::{add_usual, planned};
 use crate::domain::{
     Device, DeviceId, Evidence, Grant, Inventory, NvidiaNode, NvmlQuery, NvmlSnapshot, Plan, Unread,
 };
@@ -10,7 +10,9 @@ use crate::hardware;
 use crate::host::{self, HostRoot, ReadFailure};
 use crate::messages::{Crash, Discovered, Found, Mailbox, Remember, Rescan};
 use crate::telemetry::metrics;
-use actix::{Actor, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, WrapFuture};
+use actix::{
+    Actor, ActorFutureExt, AsyncContext, AtomicResponse, Context, Handler, SpawnHandle, WrapFuture,
+};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,6 +72,10 @@ pub struct DiscoveryActor {
     former: Option<hardware::Discovery>,
     /// Incomplete scans in a row.
     incomplete: u32,
+    /// The next scan after an incomplete one.
+    retry: Option<SpawnHandle>,
+    /// Whether the last scan has found hardware of another resource.
+    has_new_plan: bool,
     /// Warnings that were logged: each is logged once, not at every poll.
     warned: BTreeSet<String>,
     _life: Box<dyn Any + Send>,
@@ -83,6 +89,8 @@ impl DiscoveryActor {
             scanned_at: None,
             former: None,
             incomplete: 0,
+            retry: None,
+            has_new_plan: false,
             warned: BTreeSet::new(),
             _life: Box::new(life),
         }
@@ -104,6 +112,9 @@ impl DiscoveryActor {
             host_root,
             self.former.as_ref().map_or(&[], |former| &former.devices),
         );
+        if add_usual(&self.config.plan, plan, &scan) {
+            self.has_new_plan = true;
+        }
         let held = held_nodes(&grants);
         let known = hardware::DiscoverInput {
             names: &remembered,
@@ -207,8 +218,15 @@ impl Handler<Rescan> for DiscoveryActor {
         let (plan, warnings) = planned(host_root, plan, profiles, held);
         let (evidence, named) = self.scan(&plan, warnings);
         let used = host::thread_time().saturating_sub(began);
+        if std::mem::take(&mut self.has_new_plan) {
+            request_scan(&context.address());
+        }
+        if let Some(retry) = self.retry.take() {
+            context.cancel_future(retry);
+        }
         if let Some(wait) = self.note_unread(&evidence.unread) {
-            context.run_later(wait, |_, context| request_scan(&context.address()));
+            let retry = context.run_later(wait, |_, context| request_scan(&context.address()));
+            self.retry = Some(retry);
             if self.incomplete <= FIRST_TRIES && self.config.inventory.borrow().resources.is_empty()
             {
                 return AtomicResponse::new(Box::pin(std::future::ready(used).into_actor(self)));

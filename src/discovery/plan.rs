@@ -1,7 +1,7 @@
 //! The plan of a scan, with the resources of each node of `/dev` and of each MIG profile.
 
 use crate::domain::{NvmlSnapshot, Plan, ResourceName, ResourceSpec};
-use crate::hardware;
+use crate::hardware::{self, Scan};
 use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -53,6 +53,42 @@ pub(super) fn planned(
         });
     }
     (current.borrow().clone(), Ok(warnings))
+}
+
+/// Adds the usual resources of hardware that was not there before, if the plan is made of the known
+/// hardware. The next scan finds their devices. Returns whether there are any.
+pub(super) fn add_usual(current: &watch::Sender<Arc<Plan>>, plan: &Plan, scan: &Scan) -> bool {
+    let Some(mig) = plan.usual else { return false };
+    let known = |name: &ResourceName| {
+        plan.specs.iter().chain(&*plan.patterns).any(|spec| spec.name == *name && !spec.is_orphan())
+    };
+    let mut new = hardware::defaults::specs(scan, mig);
+    new.retain(|spec| !known(&spec.name));
+    if new.is_empty() {
+        return false;
+    }
+    let new: Vec<Arc<ResourceSpec>> = new.into_iter().map(Arc::new).collect();
+    let has_pattern = new.iter().chain(&*plan.patterns).any(|spec| spec.name.is_pattern());
+    let is_replaced = |spec: &&Arc<ResourceSpec>| !new.iter().any(|added| added.name == spec.name);
+    let all = |specs: &[Arc<ResourceSpec>]| -> Vec<Arc<ResourceSpec>> {
+        specs.iter().filter(is_replaced).chain(&new).cloned().collect()
+    };
+    let patterns = match has_pattern {
+        true if plan.patterns.is_empty() => all(&plan.specs),
+        true => all(&plan.patterns),
+        false => Vec::new(),
+    };
+    let mut specs = all(&plan.specs);
+    specs.retain(|spec| !spec.name.is_pattern());
+    current.send_if_modified(|current| {
+        // A newer configuration has its own resources.
+        let is_current = current.number == plan.number;
+        if is_current {
+            let (number, specs, patterns) = (plan.number + 1, specs.into(), patterns.into());
+            *current = Arc::new(Plan { number, specs, patterns, ..plan.clone() });
+        }
+        is_current
+    })
 }
 
 #[cfg(test)]
@@ -109,6 +145,42 @@ mod tests {
         }
         std::fs::remove_file(dev.join("i2c-1")).unwrap();
         assert_eq!(rescan(), (4, "board/i2c-13".into(), Some(vec![])));
+    }
+
+    #[test]
+    fn hardware_that_comes_later_is_offered_under_its_usual_name() {
+        use crate::domain::{MigStrategy, PciFunction};
+        let gpu = |address: &str, vendor| {
+            let address = address.parse().unwrap();
+            let function = PciFunction {
+                vendor: Some(vendor),
+                class: Some(0x03_0200),
+                driver: (vendor == 0x8086).then(|| "i915".into()),
+                ..PciFunction::at(address)
+            };
+            (address, function)
+        };
+        let current = watch::Sender::new(Arc::new(Plan { number: 1, ..Plan::default() }));
+        let found = |functions: &[(&str, u16)]| {
+            let functions = functions.iter().map(|(address, vendor)| gpu(address, *vendor));
+            let scan = Scan::of(functions.collect());
+            let plan = current.borrow().clone();
+            let are_new = add_usual(&current, &plan, &scan);
+            let plan = current.borrow().clone();
+            let names = plan.specs.iter().map(|spec| spec.name.to_string());
+            (are_new, names.collect::<Vec<_>>().join(" "), plan.patterns.len())
+        };
+        let (nvidia, intel) = (("0000:01:00.0", 0x10de), ("0000:02:00.0", 0x8086));
+        assert_eq!(found(&[nvidia]), (false, String::new(), 0), "resources are configured");
+        current.send_modify(|plan| Arc::make_mut(plan).usual = Some(MigStrategy::Mixed));
+        assert_eq!(found(&[]), (false, String::new(), 0));
+        let (are_new, names, patterns) = found(&[intel]);
+        assert_eq!((are_new, &*names, patterns), (true, "gpu.intel.com/i915", 0));
+        assert!(!found(&[intel]).0);
+        let both = "gpu.intel.com/i915 nvidia.com/gpu";
+        let (are_new, names, patterns) = found(&[intel, nvidia]);
+        assert_eq!((are_new, &*names, patterns), (true, both, 3), "with that of each MIG profile");
+        assert_eq!(found(&[]), (false, both.into(), 3), "absent hardware keeps its resource");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The plan: the part of the configuration that may change while the daemon runs.
 
+use super::MigStrategy;
 use super::ResourceName;
 use super::policy::{HealthPolicy, Policy};
 use super::resource::ResourceSpec;
@@ -17,6 +18,9 @@ pub struct Plan {
     /// The resources as configured, if one of them is a pattern for one resource per node:
     /// discovery expands them to `specs` by the nodes that exist. Otherwise empty.
     pub patterns: Arc<[Arc<ResourceSpec>]>,
+    /// Without a configured resource, the known hardware is offered under its usual names: how
+    /// NVIDIA's GPUs are then divided. Discovery adds the resources of hardware that comes later.
+    pub usual: Option<MigStrategy>,
     /// The rules for verdicts.
     pub health: HealthPolicy,
     /// The rules for the ledger.

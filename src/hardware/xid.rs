@@ -29,6 +29,13 @@ pub fn xid(line: &str) -> Option<DeviceEvent> {
     Some(DeviceEvent { at, whole_slot: true, instance, kind })
 }
 
+/// Whether NVIDIA's driver begins to run: `NVRM: loading NVIDIA UNIX x86_64 Kernel Module  …`, or
+/// `… Open Kernel Module …`. Errors before it are of GPUs that the driver has reset since.
+#[must_use]
+pub fn is_driver_start(line: &str) -> bool {
+    line.starts_with("NVRM: loading NVIDIA UNIX ")
+}
+
 /// The MIG instance behind the address.
 fn instance(place: &str) -> Option<GpuInstance> {
     let number =

@@ -44,26 +44,35 @@ pub(super) async fn follow(
 
 /// Reads until the log fails.
 async fn read(log: &KernelLog, device_events: &Mailbox<DeviceEventSeen>) -> io::Error {
-    let report = |record: &KernelRecord, at: Moment| {
-        if let Some(event) = hardware::xid(&record.text) {
-            device_events.send(DeviceEventSeen { event, at });
-        }
-    };
+    let mut former = Vec::new();
     loop {
         match log.waiting() {
-            Ok(Some(record)) => report(&record, moment(record.since_boot)),
+            Ok(Some(record)) => note(&record, moment(record.since_boot), &mut former),
             Ok(None) => break,
             Err(error) => return error,
         }
         // A ring buffer of megabytes must not block the other tasks of this thread.
         tokio::task::yield_now().await;
     }
+    former.into_iter().for_each(|event| device_events.send(event));
     loop {
+        let mut events = Vec::new();
         match log.next().await {
-            Ok(record) => report(&record, host::now()),
+            Ok(record) => note(&record, host::now(), &mut events),
             Err(error) => return error,
         }
+        events.into_iter().for_each(|event| device_events.send(event));
     }
+}
+
+/// Adds the error of a record. A start of the driver ends the errors before it. While the daemon
+/// runs, the kernel's event of the driver does that.
+fn note(record: &KernelRecord, at: Moment, events: &mut Vec<DeviceEventSeen>) {
+    if hardware::is_driver_start(&record.text) {
+        events.clear();
+    }
+    let event = hardware::xid(&record.text);
+    events.extend(event.map(|event| DeviceEventSeen { event, at }));
 }
 
 /// The moment of a record that was in the log before the daemon's start. The log's clock and the
@@ -74,4 +83,32 @@ fn moment(since_boot: Duration) -> Moment {
     let now = host::now();
     let age = u64::try_from(now.boot.saturating_sub(since_boot).as_millis()).unwrap_or(u64::MAX);
     Moment { boot: since_boot, wall: Timestamp(now.wall.0.saturating_sub(age)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_before_the_start_of_the_driver_is_over() {
+        let (xid, start) = (
+            "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+            "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build",
+        );
+        for (lines, errors) in [
+            (&[xid][..], 1),
+            (&[xid, start], 0),
+            (&[start, xid], 1),
+            (&[xid, start, xid], 1),
+            (&[xid, "usb 1-1: NVRM: loading NVIDIA UNIX "], 1),
+        ] {
+            let mut events = Vec::new();
+            for text in lines {
+                let text = (*text).to_owned();
+                let record = KernelRecord { sequence: 1, since_boot: Duration::ZERO, text };
+                note(&record, host::now(), &mut events);
+            }
+            assert_eq!(events.len(), errors, "{lines:?}");
+        }
+    }
 }
