@@ -6,6 +6,7 @@
 //! | `proc/1/mountinfo` (proc(5)) | mounted file systems, by the disk's number and by its name |
 //! | `sys/fs/btrfs/*/devices` | every disk of a mounted btrfs |
 //! | `proc/swaps` | swap |
+//! | `proc/fs/jbd2/*` | a disk that is the journal of a mounted ext4 |
 //! | `sys/class/block/loop*/loop/backing_file` | a loop device over a disk |
 //! | `sys/class/block/*/holders` | devices that are built on it: device mapper, MD, bcache |
 //! | `run/udev/data/b*` (udev's `ID_FS_TYPE`) | members of a ZFS pool or a Ceph cluster |
@@ -82,6 +83,10 @@ impl Uses {
         uses.of.extend(
             loops.filter_map(|name| Some((backing(root, &name)?, format!("behind {name}")))),
         );
+        // `dm-0-8` is the journal in inode 8 of `dm-0`, and `dm-0` one that fills its disk.
+        let journals = root.entries("proc/fs/jbd2").into_iter();
+        let disks = journals.filter(|name| root.exists(&format!("sys/class/block/{name}")));
+        uses.of.extend(disks.map(|disk| (disk, "the journal of a mounted ext4".to_owned())));
         // Only udev knows whether a disk is in a pool.
         if root.is_live() && root.is_dir("sys/module/zfs") && !root.is_dir(UDEV_DATA) {
             uses.failures.push(ReadFailure {
@@ -106,10 +111,10 @@ fn mounted(line: &str) -> Option<Vec<(String, String)>> {
     let number = Some(number).filter(|number| !number.starts_with("0:"));
     // bcachefs names all of its disks, separated by colons.
     let sources = source.split(':').filter_map(|source| source.strip_prefix("/dev/"));
-    // XFS (xfs(5)) and ext4 (ext4(5)) may have their journal, or files, on another disk.
+    // XFS may have its journal, or files, on another disk (xfs(5)).
     let log_disks = options.split(',').filter_map(|option| {
         let (key, disk) = option.split_once('=')?;
-        disk.strip_prefix("/dev/").filter(|_| matches!(key, "logdev" | "rtdev" | "journal_path"))
+        disk.strip_prefix("/dev/").filter(|_| matches!(key, "logdev" | "rtdev"))
     });
     // A node that is mounted at another path: the kubelet does that for a volume of
     // `volumeMode: Block`.
@@ -448,27 +453,24 @@ mod tests {
 37 35 0:50 / /pool rw - bcachefs /dev/sdd:/dev/sde rw
 38 35 0:6 /sdf /var/lib/kubelet/plugins/x rw - devtmpfs devtmpfs rw,size=4k
 39 35 0:6 / /dev rw - devtmpfs devtmpfs rw
-40 35 8:97 / /ext rw - ext4 /dev/sdg1 rw,journal_path=/dev/sdh
+40 35 8:97 / /ext rw - ext4 /dev/sdg1 rw
 ";
         write(dir.path(), "proc/1/mountinfo", mounts);
+        write(dir.path(), "proc/fs/jbd2/sdh/info", "");
+        write(dir.path(), "sys/class/block/sdh/dev", "8:112");
+        write(dir.path(), "proc/fs/jbd2/sdg1-8/info", "");
         write(dir.path(), "sys/class/block/loop0/loop/backing_file", "/dev/sdi");
         write(dir.path(), "sys/class/block/loop1/loop/backing_file", "/var/image");
         let root = HostRoot::new(dir.path());
         let names: Vec<String> = ('a'..='j').map(|letter| format!("sd{letter}")).collect();
         let used = used(&root, &names.iter().map(String::as_str).collect::<Vec<_>>());
-        let wanted = [
-            "/srv",
-            "/srv",
-            "/srv",
-            "/pool",
-            "/pool",
-            "/var/lib/kubelet/plugins/x",
-            "/ext",
-            "/ext",
-        ];
+        let wanted =
+            ["/srv", "/srv", "/srv", "/pool", "/pool", "/var/lib/kubelet/plugins/x", "/ext"];
         let wanted = wanted.map(|place| format!("mounted at {place}"));
-        assert_eq!(used[..8], wanted.map(Some));
-        assert_eq!(used[8..], [Some("behind loop0".to_owned()), None]);
+        assert_eq!(used[..7], wanted.map(Some));
+        let others = ["the journal of a mounted ext4", "behind loop0"];
+        assert_eq!(used[7..9], others.map(|text| Some(text.to_owned())));
+        assert_eq!(used[9], None);
     }
 
     #[test]

@@ -12,7 +12,12 @@ use crate::host::HostRoot;
 use std::collections::BTreeMap;
 
 /// Drivers that do not use their function, or leave its memory to others (`driver_managed_dma`).
+/// The class of a function does not count: the driver of an ISA bridge or of an NVSwitch takes the
+/// group for the host.
 const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
+
+/// Class and sub-class of a bridge to another PCI bus.
+const PCI_BRIDGE: u16 = 0x0604;
 
 /// Whether the driver passes its function to guests: `vfio-pci`, or a driver for this hardware such
 /// as `mlx5-vfio-pci`.
@@ -41,7 +46,7 @@ impl Groups {
     pub(super) fn of(scan: &Scan) -> Self {
         let mut groups: BTreeMap<u32, Vec<Member>> = BTreeMap::new();
         for function in scan.functions.values() {
-            let is_bridge = function.class16().is_some_and(|class| class >> 8 == 0x06);
+            let is_bridge = function.class16() == Some(PCI_BRIDGE);
             let member = || Member {
                 address: function.address,
                 is_bridge,
@@ -67,11 +72,8 @@ impl Groups {
         facts: &mut Facts,
     ) {
         facts.nodes = nodes(root, function);
-        let others = || {
-            self.members(function)
-                .iter()
-                .filter(|member| member.address != function.address && !member.is_bridge)
-        };
+        let others =
+            || self.members(function).iter().filter(|member| member.address != function.address);
         let is_in_the_way = |member: &&Member| {
             member
                 .driver
@@ -92,8 +94,11 @@ impl Groups {
         let twins: Vec<String> =
             others().filter(is_twin).map(|twin| twin.address.to_string()).collect();
         facts.note("group_twins", (!twins.is_empty()).then(|| twins.join(",")));
-        let mut members: Vec<PciAddress> =
-            others().map(|member| member.address).chain([function.address]).collect();
+        let mut members: Vec<PciAddress> = others()
+            .filter(|member| !member.is_bridge)
+            .map(|member| member.address)
+            .chain([function.address])
+            .collect();
         members.sort();
         let members: Vec<String> = members.iter().map(ToString::to_string).collect();
         facts.note("iommu_group", function.iommu_group);
@@ -167,8 +172,13 @@ mod tests {
         }
         let attributes = with(member("0000:01:00.1", 0x04_0300, Some("snd_hda_intel")));
         assert_eq!(&attributes["group_blocked_by"], "0000:01:00.1 (snd_hda_intel)");
-        let bridge = with(member("0000:00:01.0", 0x06_0400, Some("shpchp")));
-        assert!(!bridge.contains_key("group_blocked_by"), "bridges do not count");
+        let bridge = with(member("0000:00:01.0", 0x06_0400, Some("pcieport")));
+        assert!(!bridge.contains_key("group_blocked_by"), "its driver leaves the group to others");
+        assert_eq!(&bridge["group_members"], "0000:01:00.0", "a guest cannot have a bridge");
+        for (class, driver) in [(0x06_0100, "lpc_ich"), (0x06_8000, "nvidia")] {
+            let other = with(member("0000:01:00.1", class, Some(driver)));
+            assert_eq!(other["group_blocked_by"], format!("0000:01:00.1 ({driver})"));
+        }
         let elsewhere = with(PciFunction {
             iommu_group: Some(34),
             ..member("0000:01:00.1", 0x04_0300, Some("snd_hda_intel"))

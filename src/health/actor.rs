@@ -154,7 +154,9 @@ impl HealthActor {
             self.probe_timer =
                 Some(context.run_later(wanted.saturating_sub(now), |this, context| {
                     this.probe_timer = None;
-                    this.config.rescan.send(Rescan { asked_at: host::now().boot });
+                    let now = host::now().boot;
+                    this.judge.probe_requested(now);
+                    this.config.rescan.send(Rescan { asked_at: now });
                     this.probe(context);
                 }));
         }

@@ -56,6 +56,8 @@ pub(crate) struct Judge {
     mps: Arc<MpsStates>,
     /// Until this time the lists hide failures from a kubelet that has just started.
     withheld_until: Duration,
+    /// When a scan and a probe were last requested.
+    probed_at: Duration,
     /// Ids in the list that are no longer offered, and since when.
     leaving: BTreeMap<(ResourceName, DeviceId), Duration>,
     /// Resources that the plan no longer has and whose list is empty, and since when.
@@ -90,6 +92,7 @@ impl Judge {
             by_address: BTreeMap::new(),
             mps: Arc::default(),
             withheld_until: Duration::ZERO,
+            probed_at: Duration::ZERO,
             leaving: BTreeMap::new(),
             emptied: BTreeMap::new(),
             has_conflicts: false,
@@ -259,8 +262,14 @@ impl Judge {
 
     /// When a scan and a probe are wanted because they may end a wait.
     pub(crate) fn next_probe(&self) -> Option<Duration> {
-        let soonest = self.evidence.as_ref()?.began.boot + PROBE_INTERVAL_MIN;
+        let began = self.evidence.as_ref()?.began.boot;
+        let soonest = began.max(self.probed_at) + PROBE_INTERVAL_MIN;
         self.cases.next_observation().map(|wanted| wanted.max(soonest))
+    }
+
+    /// A scan and a probe were requested. The scan may take long.
+    pub(crate) fn probe_requested(&mut self, now: Duration) {
+        self.probed_at = now;
     }
 
     fn parents(&self, id: &DeviceId) -> Vec<DeviceId> {

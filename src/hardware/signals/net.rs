@@ -4,6 +4,10 @@
 //! on purpose; then the kernel does not report its carrier. `operstate` is `unknown` for drivers
 //! that do not set it. An interface in a pod is not visible from the host, so no symptom of it is
 //! reported.
+//!
+//! The carrier of a virtual or scalable function is a setting: the host's switch connects the
+//! function when a pod gets it (`mlx5e_rep_close` of Linux `drivers/net/ethernet/mellanox/mlx5`).
+//! The link of its physical function counts for it.
 
 use super::Probe;
 use crate::domain::Reason;
@@ -26,8 +30,13 @@ pub(super) enum Link {
 
 pub(super) fn probe(probe: &mut Probe<'_>) {
     for (name, link) in links(probe) {
-        if link == Link::NoCarrier {
-            probe.add_symptom(Reason::NoCarrier, format!("{name} is up and has no carrier"));
+        let text = format!("{name} is up and has no carrier");
+        match link {
+            Link::NoCarrier if probe.function.physfn.is_some() => {
+                probe.remark(format!("{text}; it belongs to a virtual function"));
+            }
+            Link::NoCarrier => probe.add_symptom(Reason::NoCarrier, text),
+            _ => {}
         }
     }
 }
@@ -103,6 +112,15 @@ mod tests {
         }
         std::fs::remove_dir_all(host.path("net")).unwrap();
         assert_eq!(host.symptoms(), [], "it is in a pod");
+    }
+
+    #[test]
+    fn a_virtual_function_that_no_switch_connects_yet_is_healthy() {
+        let mut host = card();
+        host.function().physfn = Some("0000:3a:00.0".parse().unwrap());
+        host.write("net/ens1/flags", "0x1003");
+        host.write("net/ens1/carrier", "0");
+        assert_eq!(host.symptoms(), []);
     }
 
     #[test]

@@ -142,6 +142,8 @@ fn every_replica_follows_its_device() {
         "it must be absent for the hold time"
     );
     assert_eq!(judge.next_probe(), Some(at(2)));
+    judge.probe_requested(at(40));
+    assert_eq!(judge.next_probe(), Some(at(41)), "the scan takes long");
     judge.discovered(evidence(2, &["a"], &["a"], &["/dev/optional"]));
     assert_eq!(
         list(judge.judge(&Held::default(), &PendingHooks::new(), at(2))),
