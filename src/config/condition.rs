@@ -13,7 +13,35 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Whether a condition holds, and the reason.
-pub(super) type Outcome = Result<(bool, String), String>;
+pub(super) type Outcome = Result<(bool, String), NoResult>;
+
+/// Why a condition has no result.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NoResult {
+    /// It is invalid.
+    Invalid(String),
+    /// A fact of the node cannot be read now.
+    Unread(String),
+}
+
+impl NoResult {
+    /// For the key of a condition.
+    pub(super) fn unread(key: &str, why: impl std::fmt::Display) -> Self {
+        NoResult::Unread(format!("`{key}` cannot be evaluated: {why}"))
+    }
+}
+
+impl From<String> for NoResult {
+    fn from(problem: String) -> Self {
+        NoResult::Invalid(problem)
+    }
+}
+
+impl From<&str> for NoResult {
+    fn from(problem: &str) -> Self {
+        NoResult::Invalid(problem.to_owned())
+    }
+}
 
 const PCI: &str = "sys/bus/pci/devices";
 const GPUS: &str = "proc/driver/nvidia/gpus";
@@ -97,16 +125,26 @@ impl<'a> NodeFacts<'a> {
         let read = || {
             let root = self.looking("sys/bus")?;
             let of = |address: String| {
-                let uevent = root.read(&format!("{PCI}/{address}/uevent")).unwrap_or_default();
+                let file = |name: &str| root.read(&format!("{PCI}/{address}/{name}"));
+                let hex = |name| Some(file(name)?.trim_start_matches("0x").to_ascii_lowercase());
+                // Some kernels let a read of `uevent` wait for the device's driver. Only a capture
+                // lacks the other files.
+                let has_files = root.exists(&format!("{PCI}/{address}/vendor"));
+                let uevent = if has_files { None } else { file("uevent") }.unwrap_or_default();
                 let field = |name: &str| {
                     uevent.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
                 };
-                let class = field("PCI_CLASS").and_then(|text| u32::from_str_radix(text, 16).ok());
+                let id = || Some(format!("{}:{}", hex("vendor")?, hex("device")?));
+                let id = if has_files { id() } else { field("PCI_ID").map(str::to_lowercase) };
+                let class =
+                    if has_files { hex("class") } else { field("PCI_CLASS").map(Into::into) };
+                let class = class.and_then(|text| u32::from_str_radix(&text, 16).ok());
+                let driver = root.link_name(&format!("{PCI}/{address}/driver"));
                 Function {
-                    id: field("PCI_ID").unwrap_or_default().to_ascii_lowercase(),
+                    id: id.unwrap_or_default(),
                     is_display: class.is_some_and(|class| class >> 16 == 0x03),
                     is_virtual: root.link_target(&format!("{PCI}/{address}/physfn")).is_some(),
-                    driver: field("DRIVER").map(str::to_owned),
+                    driver: driver.or_else(|| field("DRIVER").map(str::to_owned)),
                     address,
                 }
             };
@@ -190,7 +228,7 @@ pub(super) fn by_gpu(value: &Value, facts: &NodeFacts<'_>) -> Outcome {
     let shape = "`match.gpu` must be a list of models or PCI ids, such as [\"NVIDIA H100*\", \
                  \"10de:2330\"]";
     let globs = globs("match.gpu", value, shape)?;
-    let cannot = |why: String| format!("`match.gpu` cannot be evaluated: {why}");
+    let cannot = |why: String| NoResult::unread("match.gpu", why);
     let (ids, models): (Vec<&Glob<'_>>, Vec<&Glob<'_>>) =
         globs.iter().partition(|glob| is_pci_id(glob.text));
     let functions = facts.functions().map_err(cannot)?;
@@ -208,17 +246,23 @@ pub(super) fn by_gpu(value: &Value, facts: &NodeFacts<'_>) -> Outcome {
             return Ok((true, format!("the GPU `{model}` matches `{}`", glob.text)));
         }
     }
+    // A GPU without its driver has the model of another one with its PCI id.
+    let known_ids: BTreeSet<&str> = functions
+        .iter()
+        .filter(|function| known.contains_key(&function.address))
+        .map(|function| &*function.id)
+        .collect();
     let lacks_model = |function: &&Function| {
         function.is_display
             && !function.is_virtual
             && function.id.starts_with("10de:")
             && function.driver.as_deref().is_none_or(|driver| driver == "nvidia")
-            && !known.contains_key(&function.address)
+            && !known_ids.contains(&*function.id)
     };
     if let Some(Function { address, id, .. }) = functions.iter().find(lacks_model) {
         return Err(cannot(format!(
-            "the model of the GPU {address} is unknown, because NVIDIA's driver is not loaded; \
-             load it before, or use the PCI id `{id}`, which needs no driver"
+            "the model of the GPU {address} is unknown, because NVIDIA's driver does not have it; \
+             load the driver before, or use the PCI id `{id}`, which needs no driver"
         )));
     }
     let mut names: Vec<&str> = known.values().map(String::as_str).collect();
@@ -248,10 +292,10 @@ pub(super) fn by_dmi(value: &Value, facts: &NodeFacts<'_>) -> Outcome {
     for entry in &fields.0 {
         let field = &*entry.key;
         if !DMI_FIELDS.contains(&field) {
-            return Err(unknown("key", field, &DMI_FIELDS));
+            return Err(unknown("key", field, &DMI_FIELDS).into());
         }
         let globs = globs("match.dmi", &entry.value, shape)?;
-        let cannot = |why: String| format!("`match.dmi` cannot be evaluated: {why}");
+        let cannot = |why: String| NoResult::unread("match.dmi", why);
         let root = facts.looking("sys/class").map_err(cannot)?;
         let text = root.read(&format!("{DMI}/{field}"));
         complete(&root, ()).map_err(cannot)?;
@@ -273,8 +317,7 @@ pub(super) fn by_label(value: &Value, facts: &NodeFacts<'_>) -> Outcome {
     let Some(file) = &facts.label_file else {
         return Ok((false, "the labels of a node of another name are unknown".into()));
     };
-    let labels =
-        facts.labels(file).map_err(|why| format!("`match.label` cannot be evaluated: {why}"))?;
+    let labels = facts.labels(file).map_err(|why| NoResult::unread("match.label", why))?;
     let Some(labels) = labels else {
         let why = "the labels of the node are unknown until the API server has answered once";
         return Ok((false, why.into()));

@@ -26,11 +26,15 @@ fn h100(root: &Path) {
     write(root, "sys/class/dmi/id/sys_vendor", "Amazon EC2\n");
 }
 
-fn outcome(condition: &str, node: &Node) -> Outcome {
+fn outcome(condition: &str, node: &Node) -> Result<(bool, String), String> {
     outcome_with(condition, node, &NodeLabels::default())
 }
 
-fn outcome_with(condition: &str, node: &Node, labels: &NodeLabels) -> Outcome {
+fn outcome_with(
+    condition: &str,
+    node: &Node,
+    labels: &NodeLabels,
+) -> Result<(bool, String), String> {
     let text = format!("[[node]]\nmatch = {condition}\n");
     let table = Table::parse(&text, Path::new("f")).unwrap();
     let value = &table.get("node").unwrap().as_list().unwrap()[0];
@@ -101,10 +105,26 @@ fn a_fact_that_cannot_be_read_is_an_error() {
     let uevent = "PCI_CLASS=30200\nPCI_ID=10DE:2330\n";
     write(dir.path(), "sys/bus/pci/devices/0000:18:00.0/uevent", uevent);
     fs::create_dir_all(dir.path().join("proc")).unwrap();
-    let unknown = "the model of the GPU 0000:18:00.0 is unknown, because NVIDIA's driver is not";
+    let unknown = "the model of the GPU 0000:18:00.0 is unknown, because NVIDIA's driver does";
     fails("{ gpu = \"NVIDIA H100*\" }", &node, unknown);
     let by_id = outcome("{ gpu = [\"NVIDIA H100*\", \"10de:2330\"] }", &node);
     assert_eq!(by_id, Ok((true, "a device has the PCI id `10de:2330`".to_owned())));
+    let section = format!("[[node]]\nmatch = {}\n", "{ gpu = \"NVIDIA H100*\" }");
+    let table = Table::parse(&section, Path::new("f")).unwrap();
+    let value = &table.get("node").unwrap().as_list().unwrap()[0];
+    let error = Section::read(value, &NodeFacts::of(&node, &NodeLabels::default())).unwrap_err();
+    assert!(error.is_unread(), "the next start may succeed");
+    // Its neighbour has the driver: one GPU without it must not cost the others.
+    write(
+        dir.path(),
+        "sys/bus/pci/devices/0000:19:00.0/uevent",
+        "DRIVER=nvidia\nPCI_CLASS=30200\nPCI_ID=10DE:2330\n",
+    );
+    write(dir.path(), "proc/driver/nvidia/gpus/0000:19:00.0/information", "Model: NVIDIA H100\n");
+    let other = outcome("{ gpu = \"NVIDIA A10*\" }", &node);
+    assert_eq!(other, Ok((false, "its GPUs are `NVIDIA H100`".to_owned())));
+    fs::remove_dir_all(dir.path().join("proc/driver")).unwrap();
+    fs::remove_dir_all(dir.path().join("sys/bus/pci/devices/0000:19:00.0")).unwrap();
     // A GPU that is passed to virtual machines never has a model.
     let uevent = "DRIVER=vfio-pci\nPCI_CLASS=30200\nPCI_ID=10DE:2330\n";
     write(dir.path(), "sys/bus/pci/devices/0000:18:00.0/uevent", uevent);

@@ -20,6 +20,7 @@ pub struct ConfigError {
     problem: String,
     /// The problem without the values that it quotes.
     public: String,
+    is_unread: bool,
 }
 
 /// The marks around a quoted value: noncharacters, which no file contains (Unicode 15,
@@ -61,7 +62,20 @@ impl ConfigError {
             at: None,
             public: without_values(&marked),
             problem: marked.replace(VALUE, ""),
+            is_unread: false,
         }
+    }
+
+    /// The same error, if a fact of the node cannot be read.
+    pub(super) fn unread(self) -> Self {
+        ConfigError { is_unread: true, ..self }
+    }
+
+    /// Whether a fact of the node cannot be read, such as the model of a GPU before its driver is
+    /// loaded. The configuration may be valid.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        self.is_unread
     }
 
     pub(super) fn in_file(self, file: &Path) -> Self {

@@ -4,7 +4,7 @@
 //! order of the files. A resource in a section replaces the resource with its name.
 
 use super::ConfigError;
-use super::condition::{NodeFacts, Outcome, by_dmi, by_gpu, by_label, globs};
+use super::condition::{NoResult, NodeFacts, Outcome, by_dmi, by_gpu, by_label, globs};
 use super::error::{printable, unknown};
 use super::node::Node;
 use super::tree::{Place, Table, Value};
@@ -87,14 +87,19 @@ impl Section {
                 "gpu" => by_gpu(&entry.value, facts),
                 "dmi" => by_dmi(&entry.value, facts),
                 "label" => by_label(&entry.value, facts),
-                other => Err(unknown("key", other, &["name", "file", "gpu", "dmi", "label"])),
+                other => {
+                    Err(unknown("key", other, &["name", "file", "gpu", "dmi", "label"]).into())
+                }
             };
             match condition {
                 Ok((holds, reason)) => {
                     matches &= holds;
                     why.push(reason);
                 }
-                Err(problem) => return wrong(problem, entry.place.as_ref()),
+                Err(NoResult::Invalid(problem)) => return wrong(problem, entry.place.as_ref()),
+                Err(NoResult::Unread(why)) => {
+                    return wrong(why, entry.place.as_ref()).map_err(ConfigError::unread);
+                }
             }
         }
         Ok(Section {
@@ -128,7 +133,7 @@ fn by_file(value: &Value, root: &HostRoot) -> Outcome {
     let root = root.recording();
     let is_there = root.exists(text.trim_start_matches('/'));
     if let Some(failure) = root.take_failures().first() {
-        return Err(format!("`match.file` cannot be evaluated: {failure}"));
+        return Err(NoResult::unread("match.file", failure));
     }
     Ok((
         is_there,

@@ -82,7 +82,8 @@ impl From<std::io::Error> for Failed {
 
 impl From<crate::config::ConfigError> for Failed {
     fn from(error: crate::config::ConfigError) -> Self {
-        Failed::new(CONFIG, error)
+        // The next start may read what this one could not.
+        Failed::new(if error.is_unread() { FAILURE } else { CONFIG }, error)
     }
 }
 
