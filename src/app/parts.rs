@@ -175,6 +175,7 @@ impl Wiring {
             kubelet: Arc::clone(&self.publishers.kubelet),
             sockets: Arc::clone(&self.sockets),
             rescan: actors.discovery.mailbox(),
+            unread: Arc::clone(&self.publishers.unread),
             device_events: actors.health.mailbox(),
             judgement: Arc::clone(&self.publishers.judgement),
             reconcile: actors.ledger.mailbox(),

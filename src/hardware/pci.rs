@@ -90,7 +90,7 @@ fn functions_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
         let read = |folder: Option<&Folder>, first: &FirstReads<'_>| {
             read(folder, first, address, &children)
         };
-        let whole = read_whole(&bus, name, read);
+        let whole = read_whole(&bus, name, root.is_live(), read);
         if let Some(failure) = root.take_failures().first() {
             scan.unread.of_function.insert(address, failure.to_string());
             let known = known.get_or_insert_with(|| functions_of(former));
@@ -147,6 +147,7 @@ fn functions_of(devices: &[Arc<Device>]) -> BTreeMap<PciAddress, &PciFunction> {
 fn read_whole<T>(
     bus: &Folder,
     name: &str,
+    is_live: bool,
     mut read: impl FnMut(Option<&Folder>, &FirstReads<'_>) -> T,
 ) -> Option<T> {
     for _ in 0..2 {
@@ -159,7 +160,7 @@ fn read_whole<T>(
         // On removal the kernel deletes `uevent` and `modalias` before the group. If one of them is
         // still readable after the group was read, no group was lost.
         let group = folder.as_ref().and_then(|folder| folder.link_name("iommu_group"));
-        let identity = folder.as_ref().and_then(identity);
+        let identity = folder.as_ref().and_then(|folder| identity(folder, is_live));
         let is_identified = identity.is_some();
         let first = FirstReads {
             target: target.as_deref(),
@@ -179,13 +180,14 @@ fn read_whole<T>(
 
 /// What a function is. Some kernels hold the device's lock while they answer a read of `uevent`
 /// (6.10 to 6.14, and stable releases before). A driver that waits in its `probe` or `remove` has
-/// that lock, and one such device would stop the scan of all. `modalias` needs no lock; only a
-/// capture lacks it.
-fn identity(folder: &Folder) -> Option<Identity> {
-    let alias = folder.read("modalias");
-    alias
-        .and_then(|alias| Identity::of_alias(&alias, folder.link_name("driver")))
-        .or_else(|| Some(Identity::of_uevent(&folder.read("uevent")?)))
+/// that lock, and one such device would stop the scan of all. `modalias` needs no lock, and only a
+/// capture may lack it.
+fn identity(folder: &Folder, is_live: bool) -> Option<Identity> {
+    if is_live {
+        let alias = folder.read("modalias")?;
+        return Identity::of_alias(&alias, folder.link_name("driver"));
+    }
+    Some(Identity::of_uevent(&folder.read("uevent")?))
 }
 
 /// The values of a function that are read first.
@@ -417,7 +419,7 @@ mod tests {
         let read_while = |mut meanwhile: Box<dyn FnMut() + '_>| {
             let mut times = 0;
             let bus = HostRoot::new(root).folder(DEVICES).unwrap();
-            let read = read_whole(&bus, name, |opened, first| {
+            let read = read_whole(&bus, name, false, |opened, first| {
                 times += 1;
                 let opened = opened?;
                 assert!(opened.has("numa_node") && first.identity.driver.is_some());
@@ -434,7 +436,7 @@ mod tests {
         place(root, path, &whole[1..]);
         let bus = HostRoot::new(root).folder(DEVICES).unwrap();
         assert_eq!(
-            read_whole(&bus, name, |_, first| (remove(), first.identity.driver.is_some()).1),
+            read_whole(&bus, name, false, |_, first| (remove(), first.identity.driver.is_some()).1),
             None
         );
 
@@ -561,24 +563,25 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_reads_no_file_that_waits_for_a_devices_driver() {
+    fn a_scan_of_a_machine_reads_no_file_that_waits_for_a_driver() {
         let dir = tempfile::tempdir().unwrap();
+        let name = "0000:00:01.0";
         let alias = "pci:v000015B3d0000101Esv000015B3sd00000018bc02sc00i00";
-        place(
-            dir.path(),
-            "pci0000:00/0000:00:01.0",
-            &[("modalias", alias), ("sriov_totalvfs", "8"), ("net/ens1/mtu", "1500")],
-        );
-        let folder = dir.path().join("sys/devices/pci0000:00/0000:00:01.0");
+        let files = [("modalias", alias), ("sriov_totalvfs", "8"), ("net/ens1/mtu", "1500")];
+        place(dir.path(), &format!("pci0000:00/{name}"), &files);
+        let folder = dir.path().join("sys/devices/pci0000:00").join(name);
         symlink("../../../bus/pci/drivers/mlx5_core", folder.join("driver")).unwrap();
         for file in ["uevent", "sriov_numvfs"] {
-            // The file is there, and to read it is an error.
+            // To read it is an error.
             fs::create_dir(folder.join(file)).unwrap();
         }
         let root = HostRoot::new(dir.path()).recording();
-        let scan = scan(&root);
+        let (bus, children) = (root.folder(DEVICES).unwrap(), ClassChildren::read(&root));
+        let address = name.parse().unwrap();
+        let found =
+            read_whole(&bus, name, true, |folder, first| read(folder, first, address, &children).0);
         assert_eq!(root.take_failures(), []);
-        let function = &scan.functions[&"0000:00:01.0".parse().unwrap()];
+        let function = found.unwrap();
         assert_eq!((function.vendor, function.device), (Some(0x15b3), Some(0x101e)));
         assert_eq!((function.class, function.subsystem_device), (Some(0x02_0000), Some(0x18)));
         assert_eq!(function.driver.as_deref(), Some("mlx5_core"));

@@ -52,8 +52,8 @@ pub use nvml::{
     watch_nvml_events,
 };
 pub use process::{
-    check_task_limit, file_size_limit, hang_up, is_shortage, open_files, raise_open_files,
-    terminate, waits_for_disk,
+    awaited_file, check_task_limit, file_size_limit, hang_up, is_shortage, open_files,
+    raise_open_files, terminate, waits_for_disk,
 };
 pub use regular::{NotRegular, open_regular, open_to_read, read_bounded, read_regular, read_whole};
 pub use reset::{ResetError, reset_function};

@@ -5,6 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock};
 use std::thread;
 
@@ -95,6 +96,23 @@ pub fn check_task_limit(count: usize) -> io::Result<()> {
     result
 }
 
+/// A file below `folder` that a thread of this process waits for in a read
+/// (`/proc/self/task/*/syscall`, proc(5)). `None` if there is none, or if the kernel does not tell.
+#[must_use]
+pub fn awaited_file(folder: &Path) -> Option<PathBuf> {
+    let reads = [nix::libc::SYS_read, nix::libc::SYS_pread64].map(|number| number.to_string());
+    let of_thread = |thread: std::fs::DirEntry| {
+        let call = std::fs::read_to_string(thread.path().join("syscall")).ok()?;
+        let (number, rest) = call.split_once(' ')?;
+        reads.iter().any(|read| read == number).then_some(())?;
+        let file = rest.split(' ').next()?.strip_prefix("0x")?;
+        let file = u32::from_str_radix(file, 16).ok()?;
+        std::fs::read_link(format!("/proc/self/fd/{file}")).ok()
+    };
+    let threads = std::fs::read_dir("/proc/self/task").ok()?;
+    threads.filter_map(|thread| of_thread(thread.ok()?)).find(|file| file.starts_with(folder))
+}
+
 /// Makes a process reload its configuration (SIGHUP).
 ///
 /// # Errors
@@ -120,8 +138,28 @@ fn send(pid: u32, signal: Signal) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::os::unix::process::ExitStatusExt;
     use std::process::Command;
+
+    #[test]
+    fn the_file_that_a_thread_waits_for_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let pipe = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+        assert_eq!(awaited_file(dir.path()), None);
+        thread::scope(|scope| {
+            scope.spawn(|| (&pipe).read_exact(&mut [0]).unwrap());
+            // A kernel without this file of proc(5) tells nothing.
+            while std::fs::exists("/proc/self/syscall").unwrap()
+                && awaited_file(dir.path()).as_deref() != Some(&path)
+            {
+                thread::yield_now();
+            }
+            (&pipe).write_all(&[1]).unwrap();
+        });
+    }
 
     #[test]
     fn the_limit_of_open_files_is_raised_and_never_lowered() {

@@ -1,9 +1,12 @@
 //! The schedule of hardware scans: one scan at a time, a debounce before it and a pause after it.
 
-use crate::host;
-use crate::messages::{Mailbox, Rescan};
+use crate::domain::Unread;
+use crate::host::{self, HostRoot};
+use crate::messages::{CallError, Mailbox, Rescan};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Udev creates the node some milliseconds after the kernel's event.
@@ -27,6 +30,9 @@ struct Cost {
 /// The scans that events and the poll request.
 pub(super) struct Rescans {
     rescan: Mailbox<Rescan>,
+    host_root: HostRoot,
+    /// What the last scan could not read.
+    unread: Arc<watch::Sender<Unread>>,
     /// The interval of the poll. No pause, and no wait for a scan, is longer.
     poll: Duration,
     poll_at: Instant,
@@ -36,9 +42,14 @@ pub(super) struct Rescans {
 }
 
 impl Rescans {
-    pub(super) fn new(rescan: Mailbox<Rescan>, poll: Duration) -> Self {
+    pub(super) fn new(
+        rescan: Mailbox<Rescan>,
+        host_root: HostRoot,
+        unread: Arc<watch::Sender<Unread>>,
+        poll: Duration,
+    ) -> Self {
         let (earliest, poll_at) = (Instant::now(), Instant::now() + host::until_tick(poll));
-        Rescans { rescan, poll, poll_at, due: None, earliest, running: None }
+        Rescans { rescan, host_root, unread, poll, poll_at, due: None, earliest, running: None }
     }
 
     /// Requests a scan: it begins after the debounce or after the pause, the later of the two.
@@ -72,16 +83,34 @@ impl Rescans {
         }
         self.due = None;
         let (rescan, longest) = (self.rescan.clone(), self.poll);
+        let (host_root, unread) = (self.host_root.clone(), Arc::clone(&self.unread));
         self.running = Some(Box::pin(async move {
             let began = Instant::now();
             let scan = rescan.call(Rescan { asked_at: host::now().boot }, longest).await;
             let processor = scan.unwrap_or_else(|error| {
-                tracing::warn!(%error, "hardware scan failed; the next event or poll requests another one");
+                if matches!(error, CallError::TimedOut(..)) {
+                    report_late(&host_root, &unread, longest);
+                } else {
+                    tracing::warn!(%error, "hardware scan failed; the next event or poll requests another one");
+                }
                 Duration::ZERO
             });
             Cost { processor, elapsed: began.elapsed() }
         }));
     }
+}
+
+/// Reports a scan that does not end. The next one that ends replaces the report.
+fn report_late(host_root: &HostRoot, unread: &watch::Sender<Unread>, after: Duration) {
+    let mut why = format!("a scan of the hardware has not ended after {after:?}");
+    if let Some(file) = host::awaited_file(&host_root.path("sys")) {
+        why += &format!(
+            "; it waits for a read of `{}`, where a driver does not answer",
+            file.display()
+        );
+    }
+    tracing::warn!(%why, "devices keep their last state until the scan ends");
+    unread.send_modify(|unread| unread.functions = Some(why));
 }
 
 /// The pause is also as long as the scan: a driver that answers slowly is asked half of the time.
@@ -92,6 +121,37 @@ fn pause_after(cost: Cost, longest: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::Deliver;
+    use futures_util::future::BoxFuture;
+
+    /// A discovery whose scan does not end.
+    struct Hanging;
+
+    impl Deliver<Rescan> for Hanging {
+        fn call(
+            &self,
+            _: Rescan,
+            deadline: Duration,
+        ) -> BoxFuture<'static, Result<Duration, CallError>> {
+            Box::pin(std::future::ready(Err(CallError::TimedOut("discovery", deadline))))
+        }
+
+        fn send(&self, _: Rescan) {}
+    }
+
+    #[tokio::test]
+    async fn a_scan_that_does_not_end_is_reported() {
+        let unread = Arc::new(watch::Sender::<Unread>::default());
+        let (mailbox, root) = (Mailbox::new(Hanging), HostRoot::new("/nonexistent"));
+        let longest = Duration::from_secs(30);
+        let mut rescans = Rescans::new(mailbox, root, Arc::clone(&unread), longest);
+        rescans.request();
+        rescans.step().await;
+        assert!(unread.borrow().is_empty());
+        rescans.step().await;
+        let expected = ["a scan of the hardware has not ended after 30s"];
+        assert_eq!(unread.borrow().reasons(), expected.into());
+    }
 
     #[test]
     fn scanning_costs_at_most_a_tenth_of_a_processor() {

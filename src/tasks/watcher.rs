@@ -5,7 +5,7 @@
 use super::config_links::{self, DATA_LINK};
 use super::label_file::LabelFile;
 use super::rescans::Rescans;
-use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source};
+use crate::domain::{CharPath, DeviceClass, KubeletGeneration, Plan, Source, Unread};
 use crate::hardware;
 use crate::health::Judgement;
 use crate::host::{self, Change, DirWatch, HostRoot, Uevent, UeventSocket};
@@ -56,6 +56,8 @@ pub(crate) struct Watcher {
     pub(crate) kubelet: Arc<watch::Sender<Option<KubeletGeneration>>>,
     pub(crate) sockets: Arc<Sockets>,
     pub(crate) rescan: Mailbox<Rescan>,
+    /// What the last scan could not read.
+    pub(crate) unread: Arc<watch::Sender<Unread>>,
     pub(crate) device_events: Mailbox<DeviceEventSeen>,
     pub(crate) judgement: Arc<watch::Sender<Judgement>>,
     pub(crate) reconcile: Mailbox<Reconcile>,
@@ -153,7 +155,12 @@ impl Watcher {
             .ok()
             .flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
-        let mut rescans = Rescans::new(self.rescan.clone(), POLL);
+        let mut rescans = Rescans::new(
+            self.rescan.clone(),
+            self.host_root.clone(),
+            Arc::clone(&self.unread),
+            POLL,
+        );
         let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (config_links::targets(&self.config_dirs), None);
         // The kubelet may have started between the first read and the watch.

@@ -153,7 +153,7 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
             },
         );
         for function in [1, 3] {
-            std::fs::write(port(function), "1: DOWN\n").unwrap();
+            std::fs::write(port(function), "2: INIT\n").unwrap();
         }
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
@@ -217,7 +217,7 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
             found.iter().find(|device| device.id == held).unwrap().pci.as_ref().unwrap().address;
         let folder = host.root().join(format!("sys/bus/pci/devices/{address}/infiniband"));
         let adapter = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
-        std::fs::write(adapter.join("ports/1/state"), "1: DOWN\n").unwrap();
+        std::fs::write(adapter.join("ports/1/state"), "2: INIT\n").unwrap();
         remember(
             &node,
             &held,
