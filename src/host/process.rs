@@ -97,7 +97,7 @@ pub fn check_task_limit(count: usize) -> io::Result<()> {
 }
 
 /// A file below `folder` that a thread of this process waits for in a read
-/// (`/proc/self/task/*/syscall`, proc(5)). `None` if there is none, or if the kernel does not tell.
+/// (`/proc/self/task/*/syscall`, proc(5)). `None` if there is none, or if the kernel does not report it.
 #[must_use]
 pub fn awaited_file(folder: &Path) -> Option<PathBuf> {
     let reads = [nix::libc::SYS_read, nix::libc::SYS_pread64].map(|number| number.to_string());
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(awaited_file(dir.path()), None);
         thread::scope(|scope| {
             scope.spawn(|| (&pipe).read_exact(&mut [0]).unwrap());
-            // A kernel without this file of proc(5) tells nothing.
+            // A kernel without this file of proc(5) reports nothing.
             while std::fs::exists("/proc/self/syscall").unwrap()
                 && awaited_file(dir.path()).as_deref() != Some(&path)
             {

@@ -166,7 +166,7 @@ fn a_port_that_stays_down_is_unhealthy_until_it_is_up_again() {
             (&down["health"], &down["reason"], &down["state"]),
             (&"Unhealthy".into(), &"port_down".into(), &"unhealthy".into())
         );
-        assert_eq!(down["detail"], "port 1 is 1: DOWN, 5: LinkUp");
+        assert_eq!(down["detail"], "port 1 is 2: INIT, 5: LinkUp");
         until_shown(&node, &of(3), "state", "suspect").await;
         assert_eq!(shown(&node, of(2).as_str())["state"], "healthy");
         let status = node.json(&["status"]);
@@ -262,7 +262,7 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
             String::from_utf8(node.output(&["history", "--device", held.as_str()]).stdout).unwrap();
         assert!(
             text.contains(
-                "port_down (port 1 is 1: DOWN, 5: LinkUp)  default/train, container main"
+                "port_down (port 1 is 2: INIT, 5: LinkUp)  default/train, container main"
             ),
             "{text}"
         );
@@ -275,7 +275,7 @@ fn a_soft_failure_of_a_held_device_is_hidden_from_a_kubelet_that_just_started() 
             .unwrap();
         assert_eq!(
             (&found["reason"], &found["detail"]),
-            (&"port_down".into(), &"port 1 is 1: DOWN, 5: LinkUp".into())
+            (&"port_down".into(), &"port 1 is 2: INIT, 5: LinkUp".into())
         );
     });
 }
