@@ -379,14 +379,14 @@ fn a_device_is_cordoned_on_the_node_that_has_it() {
             [_, _, _, _, "device", "show", .., "shared"] => {
                 Behaviour::Print(0, json!({"devices": [{"id": name}]}).to_string(), String::new())
             }
-            [_, _, _, _, "device", "show", .., device]
-                if name == "node-002" && device == "GPU-a" =>
+            // The function of a node that does not answer may have the same address.
+            [_, _, _, _, "device", "show", .., "0000:3b:00.2"] if name == "node-001" => {
+                Behaviour::Hang
+            }
+            [_, _, _, _, "device", "show", .., device @ ("GPU-a" | "0000:3b:00.2")]
+                if name == "node-002" =>
             {
-                Behaviour::Print(
-                    0,
-                    json!({"devices": [{"id": "GPU-a"}]}).to_string(),
-                    String::new(),
-                )
+                Behaviour::Print(0, json!({"devices": [{"id": device}]}).to_string(), String::new())
             }
             [_, _, _, _, "device", "cordon", "--output=json", "--reason=fan", "--", device] => {
                 Behaviour::Print(0, json!({"device": device}).to_string(), String::new())
@@ -407,6 +407,10 @@ fn a_device_is_cordoned_on_the_node_that_has_it() {
     let (code, stdout, _) = workstation.ask(&words);
     assert_eq!(code, 0);
     assert_eq!(stdout, "node-000: shared is cordoned\nnode-003: shared is cordoned\n");
+    let words = ["cordon", "0000:3b:00.2", "--reason", "fan", "--timeout", "1s"];
+    let (code, stdout, stderr) = workstation.ask(&words);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    assert!(stderr.contains("if node-002 is meant, add `--nodes=node-002`"), "{stderr}");
 }
 
 /// With the real kubectl: `kubectl proxy` passes exec on, and kubectl finds the plugin.

@@ -79,8 +79,7 @@ async fn answer(global: &Global, options: &Options) -> Result<(), Failed> {
         found.failed.append(&mut targets.away);
         let chosen = orders::choose(&found, device, nodes.is_selection()).map_err(failed)?;
         targets.pods.retain(|(node, _)| chosen.contains(node));
-        // Without a selection the device was found, and the other nodes do not matter.
-        targets.away = if nodes.is_selection() { found.failed } else { BTreeMap::new() };
+        targets.away = found.failed;
         targets.without_daemon.clear();
     }
     let lists: &[&str] = match verb {

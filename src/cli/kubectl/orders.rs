@@ -1,7 +1,7 @@
 //! Which nodes get an order about a device. Pure.
 //!
-//! A name such as `mlx5_2` or a PCI address is a device on many nodes. Without a selection of nodes
-//! an order is sent only if exactly one device is meant.
+//! A name such as `mlx5_2` or a PCI address, also as a whole id, is a device on many nodes. Without
+//! a selection of nodes an order is sent only if all nodes answer and exactly one has the device.
 
 use super::replies::{Merged, text};
 use std::collections::BTreeSet;
@@ -25,7 +25,6 @@ pub(super) fn choose(
 ) -> Result<BTreeSet<String>, String> {
     let devices = found.rows("devices");
     let nodes: BTreeSet<String> = devices.iter().map(|row| text(row, "node")).collect();
-    let is_whole_id = devices.iter().all(|row| text(row, "id").eq_ignore_ascii_case(device));
     if nodes.is_empty() {
         return Err(match found.failed.first_key_value() {
             None => not_known(found),
@@ -38,8 +37,8 @@ pub(super) fn choose(
     if is_selection {
         return Ok(nodes);
     }
+    let some: Vec<&str> = nodes.iter().take(NAMES_MAX).map(String::as_str).collect();
     if nodes.len() > 1 {
-        let some: Vec<&str> = nodes.iter().take(NAMES_MAX).map(String::as_str).collect();
         return Err(format!(
             "`{device}` is a device of {} nodes, such as {}; use its id, or choose the nodes with \
              `--nodes` or `--selector`",
@@ -47,10 +46,11 @@ pub(super) fn choose(
             some.join(", ")
         ));
     }
-    if !is_whole_id && !found.failed.is_empty() {
+    if let Some((node, why)) = found.failed.first_key_value() {
+        let chosen = some.join(",");
         return Err(format!(
-            "{} nodes did not answer, and `{device}` may be a device there too; use its whole id, \
-             or choose the node with `--nodes`",
+            "`{device}` is a device of {chosen}, and may be one of nodes without an answer ({}, such \
+             as {node}: {why}); if {chosen} is meant, add `--nodes={chosen}`",
             found.failed.len()
         ));
     }
@@ -101,10 +101,13 @@ mod tests {
         let partial = found(&[("a", late), ("b", Ok("GPU-b"))]);
         let b = Ok(BTreeSet::from(["b".to_owned()]));
         assert_eq!(choose(&one, "b", false), b);
-        assert_eq!(choose(&partial, "GPU-b", false), b, "the whole id");
-        assert_eq!(choose(&partial, "18:00.0", true), b, "chosen nodes");
-        let sentence = choose(&partial, "18:00.0", false).unwrap_err();
-        assert!(sentence.starts_with("1 nodes did not answer"), "{sentence}");
+        assert_eq!(choose(&partial, "GPU-b", true), b, "chosen nodes");
+        // Functions have their PCI address as their id, and the late node may have the same one.
+        let sentence = choose(&partial, "GPU-b", false).unwrap_err();
+        assert!(
+            sentence.ends_with("such as a: late); if b is meant, add `--nodes=b`"),
+            "{sentence}"
+        );
         let sentence = choose(&same, "18:00.0", false).unwrap_err();
         assert!(sentence.contains("a device of 2 nodes, such as a, b; "), "{sentence}");
         assert_eq!(choose(&same, "18:00.0", true).unwrap().len(), 2);
