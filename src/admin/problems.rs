@@ -39,15 +39,7 @@ impl Status {
             );
         }
         self.telemetry_problems(&mut add);
-        if let Some(why) = &self.labels_not_followed {
-            add(
-                format!(
-                    "the labels of this node are not followed, and the last known ones stay: {why}"
-                ),
-                "Holdfast retries automatically; if this persists, check `cluster.credentials` and \
-                 the rights of Holdfast in the cluster (docs/install.md)",
-            );
-        }
+        self.label_problems(&mut add);
         for why in &self.not_reported {
             add(
                 why.clone(),
@@ -142,6 +134,27 @@ impl Status {
                 "Holdfast retries automatically; check the files of `telemetry.tls_cert`, \
                  `telemetry.tls_key` and `telemetry.tls_client_ca`, and with `telemetry.authorize` \
                  the rights of Holdfast in the cluster (docs/metrics.md)",
+            );
+        }
+    }
+
+    /// Labels that are not read, and labels that are not written.
+    fn label_problems(&self, add: &mut impl FnMut(String, &'static str)) {
+        if let Some(why) = &self.labels_not_followed {
+            add(
+                format!(
+                    "the labels of this node are not followed, and the last known ones stay: {why}"
+                ),
+                "Holdfast retries automatically; if this persists, check the file of \
+                 `cluster.node_labels`, or with \"api\" `cluster.credentials` and the rights of \
+                 Holdfast in the cluster (docs/install.md)",
+            );
+        }
+        if let Some(why) = &self.labels_not_written {
+            add(
+                format!("the labels of this node are not written: {why}"),
+                "Holdfast retries every 30 s; make the folder of `labels.features_d` writable for it \
+                 (docs/operate.md)",
             );
         }
     }

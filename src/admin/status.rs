@@ -58,10 +58,14 @@ pub struct Status {
     /// Empty without a problem, and without TLS and `telemetry.authorize`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_readable: Vec<String>,
-    /// Why the labels that the node has in the API server are not followed. `null` if they are, or
-    /// if the configuration does not use them.
+    /// Why the labels that the node has in the API server or in a file are not followed. `null` if
+    /// they are, or if the configuration does not use them.
     #[serde(default)]
     pub labels_not_followed: Option<String>,
+    /// Why the labels for Node Feature Discovery are not written. `null` if they are, or if
+    /// `labels.features_d` is off.
+    #[serde(default)]
+    pub labels_not_written: Option<String>,
     /// Why Events and the condition of the node cannot be written. Empty without a problem, and if
     /// both are switched off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -246,7 +250,8 @@ impl Status {
                 .iter()
                 .filter_map(|why| why.borrow().clone())
                 .collect(),
-            labels_not_followed: views.not_followed.borrow().clone(),
+            labels_not_followed: views.not_followed.iter().find_map(|why| why.borrow().clone()),
+            labels_not_written: views.labels_not_written.borrow().clone(),
             not_reported: views.not_reported.borrow().clone(),
             dra_problems: views.dra_problems(),
             resources: inventory.resources.iter().map(report).collect(),

@@ -61,8 +61,12 @@ pub struct Views {
     /// Why readers of `/metrics` are refused although it is served, or get a former certificate:
     /// the files of TLS, and the API server.
     pub not_readable: [watch::Receiver<Option<String>>; 2],
-    /// Why the labels of the node are not followed. `None` if they are, or need not be.
-    pub not_followed: watch::Receiver<Option<String>>,
+    /// Why the labels of the node are not followed: the API server, and the file. `None` if they
+    /// are, or need not be.
+    pub not_followed: [watch::Receiver<Option<String>>; 2],
+    /// Why the labels for Node Feature Discovery are not written. `None` if they are, or need not
+    /// be.
+    pub labels_not_written: watch::Receiver<Option<String>>,
     /// Why Events and the condition of the node cannot be written, one sentence each.
     pub not_reported: watch::Receiver<Vec<String>>,
     /// Why claims do not get devices: the kubelet's sockets, the API server, and claims that the

@@ -171,7 +171,7 @@ impl Wiring {
             plan: self.views.plan.clone(),
             config_dirs: config_links::directories(&self.settings.config),
             config_changed,
-            labels: LabelFile::new(self.reloader.labels()),
+            labels: LabelFile::new(self.reloader.labels(), self.publishers.labels_not_read.clone()),
             kubelet: Arc::clone(&self.publishers.kubelet),
             sockets: Arc::clone(&self.sockets),
             rescan: actors.discovery.mailbox(),
@@ -254,7 +254,10 @@ impl Wiring {
             plan: self.views.plan.clone(),
             gpus: self.publishers.gpus.subscribe(),
         };
-        tasks.extend(folder.map(|folder| tokio::spawn(node_labels::keep(folder, sources))));
+        let not_written = self.publishers.labels_not_written.clone();
+        tasks.extend(
+            folder.map(|folder| tokio::spawn(node_labels::keep(folder, sources, not_written))),
+        );
         #[cfg(feature = "cluster")]
         tasks.extend(
             super::api_labels::task(&self.settings, self.publishers.not_followed.clone())

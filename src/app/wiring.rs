@@ -75,8 +75,12 @@ pub(super) struct Publishers {
     pub(super) mps: Arc<watch::Sender<Arc<MpsStates>>>,
     /// Why `/metrics` is not served, or not as configured.
     pub(super) telemetry: listen::Problems,
-    /// Why the labels of the node are not followed.
+    /// Why the labels that the node has in the API server are not followed.
     pub(super) not_followed: watch::Sender<Option<String>>,
+    /// Why the file with the labels of the node cannot be read.
+    pub(super) labels_not_read: watch::Sender<Option<String>>,
+    /// Why the labels for Node Feature Discovery are not written.
+    pub(super) labels_not_written: watch::Sender<Option<String>>,
     /// Why Events and the condition of the node cannot be written.
     pub(super) not_reported: watch::Sender<Vec<String>>,
     /// Why the kubelet does not reach the DRA driver.
@@ -117,6 +121,8 @@ impl Publishers {
             mps: Arc::default(),
             telemetry: listen::Problems::default(),
             not_followed: watch::Sender::default(),
+            labels_not_read: watch::Sender::default(),
+            labels_not_written: watch::Sender::default(),
             not_reported: watch::Sender::default(),
             dra_sockets: watch::Sender::default(),
             dra_slices: watch::Sender::default(),
@@ -172,7 +178,11 @@ impl Wiring {
                 publishers.telemetry.tls.subscribe(),
                 publishers.telemetry.reviews.subscribe(),
             ],
-            not_followed: publishers.not_followed.subscribe(),
+            not_followed: [
+                publishers.not_followed.subscribe(),
+                publishers.labels_not_read.subscribe(),
+            ],
+            labels_not_written: publishers.labels_not_written.subscribe(),
             not_reported: publishers.not_reported.subscribe(),
             dra: [
                 publishers.dra_sockets.subscribe(),

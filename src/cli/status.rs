@@ -194,6 +194,7 @@ mod tests {
             not_served: None,
             not_readable: Vec::new(),
             labels_not_followed: None,
+            labels_not_written: None,
             not_reported: Vec::new(),
             dra_problems: Vec::new(),
             hooks: Vec::new(),

@@ -25,11 +25,15 @@ pub(crate) struct LabelFile {
     /// The values that the last reload was requested for, or that the configuration was chosen by.
     known: Option<Labels>,
     read_at: Option<Instant>,
-    has_failed: bool,
+    /// Why the file cannot be read.
+    not_read: watch::Sender<Option<String>>,
 }
 
 impl LabelFile {
-    pub(crate) fn new(mut compared: watch::Receiver<Arc<ComparedLabels>>) -> Self {
+    pub(crate) fn new(
+        mut compared: watch::Receiver<Arc<ComparedLabels>>,
+        not_read: watch::Sender<Option<String>>,
+    ) -> Self {
         let known = compared.borrow_and_update().values().cloned();
         LabelFile {
             compared,
@@ -37,7 +41,7 @@ impl LabelFile {
             stamp: None,
             known,
             read_at: Some(Instant::now()),
-            has_failed: false,
+            not_read,
         }
     }
 
@@ -80,7 +84,10 @@ impl LabelFile {
 
     fn read(&mut self) -> bool {
         self.read_at = None;
-        let Some(path) = self.path() else { return false };
+        let Some(path) = self.path() else {
+            self.not_read.send_replace(None);
+            return false;
+        };
         let before = Stamp::at(&path);
         let read = self.compared.borrow().now();
         if before != Stamp::at(&path) {
@@ -91,13 +98,16 @@ impl LabelFile {
         let now = match read {
             Ok(now) => now,
             Err(why) => {
-                if !std::mem::replace(&mut self.has_failed, true) {
+                // Read it again at the next look: the cause may end without a new version.
+                self.stamp = None;
+                if self.not_read.borrow().is_none() {
                     tracing::warn!(%why, "cannot read the labels of this node; the configuration stays as it is");
                 }
+                self.not_read.send_replace(Some(why));
                 return false;
             }
         };
-        self.has_failed = false;
+        self.not_read.send_replace(None);
         // Labels that were known do not become unknown.
         if now.is_none() || now == self.known {
             return false;
@@ -138,7 +148,8 @@ mod tests {
         let node = Node::here(Path::new("/"), dir.path());
         let config = config::load(Some(&dir.path().join("config.toml")), &node).unwrap();
         let chosen = watch::Sender::new(Arc::new(config.compared_labels));
-        Scene { file: LabelFile::new(chosen.subscribe()), dir, chosen }
+        let file = LabelFile::new(chosen.subscribe(), watch::Sender::default());
+        Scene { file, dir, chosen }
     }
 
     fn given(dir: &Path) -> PathBuf {
@@ -187,8 +198,13 @@ mod tests {
         assert!(!scene.differs());
         scene.write("no label\n");
         assert!(!scene.differs());
+        let why = scene.file.not_read.borrow().clone().unwrap();
+        assert!(why.contains("has no `key=value` in line 1"), "{why}");
+        scene.file.look();
+        assert!(scene.file.read_at.is_some(), "the same version is read again");
         scene.write("role=a\n");
         assert!(!scene.differs());
+        assert_eq!(*scene.file.not_read.borrow(), None);
         scene.write("role=b\n");
         assert!(scene.differs());
     }

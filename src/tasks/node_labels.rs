@@ -5,16 +5,20 @@
 //! disappeared at every upgrade would move pods.
 
 use crate::domain::{Inventory, NvidiaNode, Plan};
-use crate::host::{SpecFolder, read_bounded};
+use crate::host::{self, SpecFolder, read_bounded};
 use crate::telemetry::gpu_labels::GpuOffers;
 use crate::telemetry::labels::{FILE, FILE_BYTES_MAX, GpuPart, features};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// The names of temporary files begin with this. A write that was cut off leaves one; readers of
 /// the folder ignore it.
 const HIDDEN: char = '.';
+/// How often the file is ensured without a change: a write may have failed, and another program may
+/// have removed the file.
+const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30_000 });
 
 /// What the labels follow from.
 #[derive(Debug, Clone)]
@@ -51,26 +55,34 @@ impl Sources {
     }
 }
 
-/// Writes the file now and at every change of its content. Write errors are logged once.
-pub(crate) async fn keep(folder: PathBuf, mut sources: Sources) {
+/// Writes the file now, at every change of its content, and when it is missing. The first of
+/// several errors is logged, and `not_written` has the last one.
+pub(crate) async fn keep(
+    folder: PathBuf,
+    mut sources: Sources,
+    not_written: watch::Sender<Option<String>>,
+) {
     let files = SpecFolder::new(&folder, FILE);
     let former = read_bounded(&files.file(FILE), FILE_BYTES_MAX).unwrap_or_default();
     let mut gpus = GpuPart::in_file(&String::from_utf8_lossy(&former));
     for name in files.own().into_iter().filter(|name| name.starts_with(HIDDEN)) {
         drop(files.remove(&name));
     }
-    let mut failed = false;
     loop {
         let text = sources.text(&mut gpus);
-        match files.ensure(FILE, &text) {
-            Ok(()) => failed = false,
-            Err(error) if !std::mem::replace(&mut failed, true) => {
-                tracing::warn!(file = %files.file(FILE).display(), %error, "cannot write the node's labels; check the folder in `labels.features_d`");
-            }
-            Err(_) => {}
+        let why = files
+            .ensure(FILE, &text)
+            .err()
+            .map(|error| format!("`{}`: {error}", files.file(FILE).display()));
+        if let Some(why) = &why
+            && not_written.borrow().is_none()
+        {
+            tracing::warn!(%why, "cannot write the node's labels; check the folder in `labels.features_d`");
         }
-        if !sources.changed().await {
-            return;
+        not_written.send_replace(why);
+        tokio::select! {
+            has_source = sources.changed() => if !has_source { return },
+            () = tokio::time::sleep(host::until_tick(AGAIN)) => {}
         }
     }
 }
@@ -157,7 +169,8 @@ mod tests {
         let (plan, gpus) = (watch::Sender::default(), watch::Sender::default());
         let begin = || {
             let (inventory, plan, gpus) = (sender.subscribe(), plan.subscribe(), gpus.subscribe());
-            tokio::spawn(keep(folder.clone(), Sources { inventory, plan, gpus }))
+            let sources = Sources { inventory, plan, gpus };
+            tokio::spawn(keep(folder.clone(), sources, watch::Sender::default()))
         };
         let keeping = begin();
         let first = read(2).await;
@@ -184,6 +197,38 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(20), removed).await.expect("the file is removed");
         assert_eq!(read(3).await, second, "the same text is not written again");
         assert!(folder.join("holdfast-of-mine").exists());
+        keeping.abort();
+    }
+    #[tokio::test]
+    async fn a_failed_write_is_repeated_and_a_removed_file_comes_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("features.d");
+        // In the place of the folder is a file.
+        std::fs::write(&folder, "").unwrap();
+        let inventory = watch::Sender::new(inventory(2, Health::Healthy));
+        let (plan, gpus) = (watch::Sender::default(), watch::Sender::default());
+        let sources = Sources {
+            inventory: inventory.subscribe(),
+            plan: plan.subscribe(),
+            gpus: gpus.subscribe(),
+        };
+        let not_written = watch::Sender::default();
+        let mut problem = not_written.subscribe();
+        let keeping = tokio::spawn(keep(folder.clone(), sources, not_written));
+        let limit = Duration::from_secs(20);
+        let failed = tokio::time::timeout(limit, problem.wait_for(Option::is_some)).await;
+        let why = failed.expect("the problem is published").unwrap().clone().unwrap();
+        assert!(why.contains("features.d/holdfast`: "), "{why}");
+        std::fs::remove_file(&folder).unwrap();
+        let written = tokio::time::timeout(limit, problem.wait_for(Option::is_none)).await;
+        drop(written.expect("the write is repeated").unwrap());
+        std::fs::remove_file(folder.join(FILE)).unwrap();
+        let there = async {
+            while !folder.join(FILE).exists() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(limit, there).await.expect("the file is written again");
         keeping.abort();
     }
 }

@@ -17,7 +17,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How often the driver and the folders are read again: its daemons create their sockets late.
-const AGAIN: Duration = Duration::from_secs(30);
+/// Every file is also ensured then: a write may have failed, and another program may have removed
+/// the file.
+const AGAIN: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30_000 });
 /// When a file of another program is read again that could not be read. The pause is doubled with
 /// each further try: until then this file may define the names of ours.
 const UNREAD_AGAIN: Duration = Duration::from_secs(1);
@@ -82,7 +84,7 @@ impl Writer {
                 changed = self.inventory.changed() => if changed.is_err() { return },
                 changed = self.grants.wait_for(is_given_back) => if changed.is_err() { return },
                 () = another_file(&mut watch), if has_gpus => {}
-                () = tokio::time::sleep(again), if has_gpus => {}
+                () = tokio::time::sleep(again) => {}
             }
         }
     }
@@ -384,6 +386,23 @@ mod tests {
             }
         };
         tokio::time::timeout(Duration::from_secs(20), removed).await.expect("the file is removed");
+        writing.abort();
+    }
+
+    #[tokio::test]
+    async fn a_file_that_another_program_removes_is_written_again() {
+        let setup = Setup::new(&[("a", true)], true);
+        let writing = tokio::spawn(setup.writer().begin().run());
+        tokio::task::yield_now().await;
+        std::fs::remove_file(setup.dir.path().join("cdi").join(file("a"))).unwrap();
+        let there = async {
+            while setup.files() != [file("a")] {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), there)
+            .await
+            .expect("the file is written again");
         writing.abort();
     }
 
