@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn only_a_written_grant_that_was_not_answered_is_returned() {
         let id = AllocId::new("late");
-        let failed = || Err(Arc::new(StoreError::TooLarge { bytes: 1 }));
+        let failed = || Err(Arc::new(StoreError::TooLarge { entry: String::new(), bytes: 1 }));
         for (waits, result, returned) in [
             (true, Ok(()), None),
             (false, Ok(()), Some(id.clone())),

@@ -53,8 +53,10 @@ pub enum StoreError {
         entries: usize,
     },
     /// One entry is larger than a record can be.
-    #[error("an entry of {bytes} bytes does not fit into a journal record of at most 2 MB")]
+    #[error("{entry} has {bytes} bytes, and a record of the journal holds at most 2 MB")]
     TooLarge {
+        /// The entry in words.
+        entry: String,
         /// The size of its payload.
         bytes: usize,
     },

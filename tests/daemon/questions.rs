@@ -476,6 +476,20 @@ fn an_import_that_contradicts_the_ledger_changes_nothing() {
 }
 
 #[test]
+fn an_import_names_the_grant_that_is_too_large() {
+    let node = node();
+    let (_, exported, _) = ask(&node, &["ledger", "export"]);
+    let container = format!(r#""container":"{}""#, "x".repeat(2_000_000));
+    let file = node.path("export.json");
+    std::fs::write(&file, exported.replacen(r#""container":"main""#, &container, 1)).unwrap();
+    let (file, fresh) = (file.to_string_lossy().into_owned(), node.another_instance("fresh"));
+    let (code, stdout, stderr) = ask(&fresh, &["ledger", "import", &file]);
+    assert_eq!((code, stdout.as_str()), (1, ""));
+    let wanted = format!("cannot import `{file}`: grant 01890a5d-ac96-774b-bcce-0000000000");
+    assert!(stderr.contains(&wanted) && stderr.contains("holds at most 2 MB"), "{stderr}");
+}
+
+#[test]
 fn a_ledger_is_verified_with_and_without_its_daemon() {
     with_and_without_a_daemon(|node| {
         let (code, stdout, _) = ask(node, &["ledger", "verify"]);

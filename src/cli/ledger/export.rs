@@ -14,6 +14,7 @@ use crate::domain::{
 };
 use crate::store::ExportLine;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::io::{self, BufWriter, Write};
 use std::sync::Arc;
 
@@ -95,11 +96,34 @@ impl From<Grant> for Exported {
     }
 }
 
+impl Exported {
+    /// Checks what names the grant, its devices and its pods.
+    fn check_ids(&self) -> Result<(), String> {
+        if self.alloc_id.as_str().is_empty() {
+            return Err("its `alloc_id` is empty".into());
+        }
+        let mut seen = BTreeSet::new();
+        for id in &self.devices {
+            if id.as_str().is_empty() {
+                return Err("a device has no id".into());
+            }
+            if !seen.insert(id) {
+                return Err(format!("it has device `{id}` twice"));
+            }
+        }
+        if self.pod.iter().chain(&self.pods).any(|pod| pod.uid.is_empty()) {
+            return Err("a pod has no `uid`".into());
+        }
+        Ok(())
+    }
+}
+
 impl TryFrom<Exported> for Grant {
-    type Error = &'static str;
+    type Error = String;
 
     /// The grant, or an error that names the contradiction in it.
     fn try_from(exported: Exported) -> Result<Self, Self::Error> {
+        exported.check_ids()?;
         let Exported {
             pod,
             container,
@@ -116,13 +140,13 @@ impl TryFrom<Exported> for Grant {
         let is_claim = claim.is_some();
         let is_of_claim = exported.state == "prepared" || !pods.is_empty();
         if is_of_claim != is_claim && (is_of_claim || exported.state != "released") {
-            return Err("its `claim` and its `state` contradict each other");
+            return Err("its `claim` and its `state` contradict each other".into());
         }
         if granted_devices.is_empty() {
-            return Err("it has no device");
+            return Err("it has no device".into());
         }
         if !granted_devices.iter().map(|device| &device.id).eq(&exported.devices) {
-            return Err("its `devices` and `granted_devices` differ");
+            return Err("its `devices` and `granted_devices` differ".into());
         }
         let state = match (
             exported.state.as_str(),
@@ -159,7 +183,7 @@ impl TryFrom<Exported> for Grant {
                     released_by,
                 }
             }
-            _ => return Err("its `state` contradicts its other fields"),
+            _ => return Err("its `state` contradicts its other fields".into()),
         };
         Ok(Grant {
             alloc_id: exported.alloc_id,

@@ -12,7 +12,7 @@ use crate::domain::{
     Retention, Timestamp, Verdicts,
 };
 use crate::host;
-use crate::store::{Recovered, Store, keep_private};
+use crate::store::{Recovered, Store, StoreError, keep_private};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -107,7 +107,10 @@ pub(super) fn run(global: &Global, file: &Path) -> Result<(), Failed> {
     let (entries, done) =
         plan(import, &recovered, &released, retention, when::now()).map_err(refused)?;
     let progress = Progress::uncounted("writing the imported entries");
-    store.import(&entries)?;
+    store.import(&entries).map_err(|error| match error {
+        StoreError::TooLarge { .. } => refused(error.to_string()),
+        error => error.into(),
+    })?;
     drop(progress);
     if let Err(error) = store.close() {
         eprintln(format_args!(
@@ -293,7 +296,22 @@ mod tests {
 
     #[test]
     fn an_invalid_export_is_refused() {
+        let bound = |uid: &str| {
+            GRANT
+                .replace("\"granted\"", "\"bound\"")
+                .replace(
+                    r#""pod":null,"container":null"#,
+                    &format!(
+                        r#""pod":{{"uid":"{uid}","namespace":null,"name":null}},"container":"c""#
+                    ),
+                )
+                .replace(r#""bound_at":null"#, r#""bound_at":"2023-11-14T22:13:21.000Z""#)
+        };
         assert!(parse(&document("{}", &[GRANT.into()])).is_ok());
+        // A grant that was rebuilt has a pod without names.
+        assert!(parse(&document("{}", &[bound("u1")])).is_ok());
+        // The clock may have been set back between the grant and its release.
+        assert!(parse(&document("{}", &[given_back("2023-11-14T22:13:19.000Z")])).is_ok());
         for (text, why) in [
             ("nonsense".to_owned(), "it is not an export of a ledger"),
             (
@@ -322,6 +340,19 @@ mod tests {
                 ),
                 "it has no device",
             ),
+            (document("{}", &[GRANT.replace("\"x\"", "\"\"")]), "grant a-1: a device has no id"),
+            (
+                document(
+                    "{}",
+                    &[GRANT.replace("[\"x\"]", "[\"x\",\"x\"]").replace(
+                        r#"{"id":"x","key":"dev:x"}"#,
+                        r#"{"id":"x","key":"dev:x"},{"id":"x","key":"dev:x"}"#,
+                    )],
+                ),
+                "grant a-1: it has device `x` twice",
+            ),
+            (document("{}", &[GRANT.replace("a-1", "")]), "its `alloc_id` is empty"),
+            (document("{}", &[bound("")]), "grant a-1: a pod has no `uid`"),
             (document("{}", &[GRANT.replace("a.b/c", "gpu")]), "`gpu` is not a resource name"),
             (
                 document("{}", &[GRANT.replace("\"version\"", "\"unheard\"")]),

@@ -14,7 +14,7 @@ use crate::domain::{
     GrantedDevice, KubeletClaim, KubeletClaims, NamedDevice, PreparedDevice, ResourceName,
     Timestamp,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The claims that could be restored, and those that could not.
@@ -64,7 +64,8 @@ pub fn restore_claims(
         for (resource, devices) in lost {
             let (mut devices, mut claimed): (Vec<_>, Vec<_>) = devices.into_iter().unzip();
             claimed.sort_by(|one: &ClaimedDevice, other| one.allocated.cmp(&other.allocated));
-            devices.dedup_by(|one: &mut GrantedDevice, other| one.id == other.id);
+            let mut seen = BTreeSet::new();
+            devices.retain(|device: &GrantedDevice| seen.insert(device.id.clone()));
             // That of a live grant may be a later one: the kubelet keeps the devices of a former
             // allocation in its record.
             let allocation = String::new();

@@ -109,7 +109,21 @@ pub(crate) fn encode(entry: &Entry) -> Result<Vec<u8>, StoreError> {
     payload.shrink_to_fit();
     match payload.len() {
         1..=PAYLOAD_BYTES_MAX if written.is_ok() => Ok(payload),
-        bytes => Err(StoreError::TooLarge { bytes }),
+        bytes => Err(StoreError::TooLarge { entry: in_words(entry), bytes }),
+    }
+}
+
+fn in_words(entry: &Entry) -> String {
+    match entry {
+        Entry::Grant(grant) => format!("grant {}", grant.alloc_id),
+        Entry::Moved { alloc_id, .. } => format!("the state of grant {alloc_id}"),
+        Entry::Named { id, .. } => format!("the name of device {id}"),
+        Entry::Listed { resource, .. } => format!("the list of {resource}"),
+        Entry::Judged { device, .. } => format!("the verdict on device {device}"),
+        Entry::Gone { devices, .. } | Entry::Forgotten { devices } => {
+            format!("the absence of {} devices", devices.len())
+        }
+        Entry::Hook(hook) => format!("the pending hook of device {}", hook.device),
     }
 }
 

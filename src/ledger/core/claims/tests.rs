@@ -1055,6 +1055,31 @@ fn a_lost_claim_comes_back_from_the_kubelets_record_and_the_next_prepare_finds_i
 }
 
 #[test]
+fn a_device_that_a_lost_claim_has_for_two_requests_is_restored_once() {
+    let prepared = |(request, id): (&str, &str)| PreparedDevice {
+        request: request.into(),
+        name: claimed(id, "").allocated.name,
+        cdi_devices: Vec::new(),
+        share_id: None,
+    };
+    let devices = [("one", "a-1"), ("one", "a-2"), ("two", "a-1")].map(prepared).into();
+    let kept = KubeletClaim { claim: claim("c1"), pods: BTreeSet::new(), devices };
+    let kept = KubeletClaims { claims: BTreeMap::from([("c1".to_owned(), kept)]), read_at: at(0) };
+    let named = |name: &DraName| {
+        Some(NamedDevice {
+            resource: resource(GPU),
+            device: granted(&name.device),
+            edits: ContainerEdits::default(),
+        })
+    };
+    let new_id = || AllocId::new("r-1");
+    let restored = restore_claims(&kept, &Ledger::default(), named, new_id, BOOT, at(5).wall);
+    let [grant] = &restored.grants[..] else { panic!("{restored:?}") };
+    assert_eq!(grant.devices, ["a-1", "a-2"].map(granted));
+    assert_eq!(grant.claim.as_ref().unwrap().devices.len(), 3);
+}
+
+#[test]
 fn a_claim_restored_from_an_old_record_waits_for_the_holder_of_its_device() {
     // The kubelet died before it removed a claim that was unprepared. Another claim got its device.
     let restored = of_claim(1, "c1", "", GPU, &["a-1", "a-2"], "u1");
