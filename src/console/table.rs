@@ -241,7 +241,8 @@ impl Table {
                     .iter()
                     .find(|(of, _)| *of == column)
                     .map_or(Tint::Plain, |(_, tint)| tint(cell));
-                text.put(format_args!("{:space$}", ""));
+                // A width in a format string has at most 65,535 columns.
+                text.put(format_args!("{}", " ".repeat(space)));
                 text.paint(screen, if index == 0 { Tint::Dim } else { tint }, seen);
                 space = width - seen.chars().count() + GAP.len();
             }
@@ -292,6 +293,15 @@ mod tests {
             plain(&table),
             "NAME         STATE  ID\na-long-name  -      x\nb            live   -\n"
         );
+    }
+
+    #[test]
+    fn a_column_may_have_any_width() {
+        let mut table = Table::new(&["name", "state"]);
+        let long = "x".repeat(70_000);
+        table.row([long.clone(), "live".into()]);
+        let space = " ".repeat(long.len() - "NAME".len());
+        assert_eq!(plain(&table), *format!("NAME{space}  STATE\n{long}  live\n"));
     }
 
     #[test]
