@@ -29,40 +29,53 @@ pub(super) fn cdi(facts: &Facts) -> Option<Vec<Finding>> {
         );
         found.push(Finding::new(&CDI_DIRECTORY_MISSING, cdi.directory.display(), what, todo));
     }
-    found.extend(cdi.containerd.iter().filter_map(|file| is_off(file, cdi)));
+    found.extend(by_containerd(cdi).filter_map(is_off));
     found.extend(wants.writes_cdi.then(|| unread(cdi)).flatten());
     Some(found)
 }
 
-fn is_off(file: &ContainerdFile, cdi: &Cdi) -> Option<Finding> {
-    let found = match file.enable_cdi {
-        Some(true) => return None,
-        Some(false) => "`enable_cdi` is false",
-        // Another file, such as a drop-in, may set it for all files.
-        None if file.version.is_some_and(|version| version >= VERSION_2_0)
-            || cdi.containerd.iter().any(|one| one.enable_cdi == Some(true)) =>
-        {
-            return None;
-        }
-        None => "`enable_cdi` is not set; its default is false before containerd 2.0",
+/// The files of each containerd, which reads them in this order: a later one overrides an earlier
+/// one. A distribution has one file for its own containerd.
+fn by_containerd(cdi: &Cdi) -> impl Iterator<Item = &[ContainerdFile]> {
+    let is_drop_in = |one: &ContainerdFile, other: &ContainerdFile| {
+        [one, other].iter().all(|file| file.path.starts_with("/etc/containerd"))
     };
-    let todo =
-        "set `enable_cdi = true` in [plugins.\"io.containerd.grpc.v1.cri\"] and restart containerd";
+    cdi.containerd.chunk_by(is_drop_in)
+}
+
+fn is_off(files: &[ContainerdFile]) -> Option<Finding> {
+    let version = files.iter().filter_map(|file| file.version).max();
+    let is_2 = |version: Option<i64>| version.is_some_and(|version| version >= VERSION_2_0);
+    let set = files.iter().rev().find(|file| file.enable_cdi.is_some());
+    let (file, found) = match set {
+        Some(file) if file.enable_cdi == Some(false) => (file, "`enable_cdi` is false"),
+        Some(_) => return None,
+        None if is_2(version) => return None,
+        None => {
+            (files.first()?, "`enable_cdi` is not set; its default is false before containerd 2.0")
+        }
+    };
+    // A file has the tables of its own version.
+    let table = if is_2(file.version.or(version)) {
+        "io.containerd.cri.v1.runtime"
+    } else {
+        "io.containerd.grpc.v1.cri"
+    };
+    let todo = format!("set `enable_cdi = true` in [plugins.\"{table}\"] and restart containerd");
     Some(
         Finding::new(&CDI_OFF, file.path.display(), found, todo).by("systemctl restart containerd"),
     )
 }
 
 fn unread(cdi: &Cdi) -> Option<Finding> {
-    let configured =
-        cdi.containerd.iter().filter_map(|file| file.cdi_spec_dirs.as_ref()).chain(&cdi.crio_dirs);
+    let of_containerd = by_containerd(cdi)
+        .filter_map(|files| files.iter().rev().find_map(|file| file.cdi_spec_dirs.as_ref()));
+    let configured: Vec<&BTreeSet<PathBuf>> = of_containerd.chain(&cdi.crio_dirs).collect();
     let is_read = |dirs: &BTreeSet<PathBuf>| dirs.iter().any(|dir| is_same(dir, &cdi.directory));
     let usual: BTreeSet<PathBuf> = DEFAULT_DIRS.iter().map(PathBuf::from).collect();
     let has_runtime = !cdi.containerd.is_empty() || cdi.crio_dirs.is_some();
-    let dirs = configured.clone().find(|dirs| !is_read(dirs)).cloned().or_else(|| {
-        let is_unusual = has_runtime && configured.count() == 0 && !is_read(&usual);
-        is_unusual.then_some(usual)
-    })?;
+    let dirs = if configured.is_empty() && has_runtime { vec![&usual] } else { configured };
+    let dirs = dirs.into_iter().find(|dirs| !is_read(dirs))?;
     let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let found = format!("CDI files are written here, but the runtime reads {}", dirs.join(", "));
     let todo = "set `directory` in [cdi] of the configuration to one of the runtime's directories, \

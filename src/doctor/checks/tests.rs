@@ -512,11 +512,43 @@ fn a_default_of_a_newer_containerd_is_not_a_finding() {
     for (files, expected) in [
         (vec![file(Some(3), None)], 0),
         (vec![file(Some(2), None), file(Some(2), Some(true))], 0),
+        (vec![file(Some(3), Some(false)), file(Some(3), Some(true))], 0),
+        (vec![file(Some(2), None), file(Some(2), None)], 1),
         (vec![file(None, None)], 1),
         (vec![], 0),
     ] {
         facts.cdi.as_mut().unwrap().containerd = files;
         assert_eq!(found(&facts).len(), expected);
+    }
+}
+
+#[test]
+fn cdi_is_enabled_in_the_last_file_that_has_the_key() {
+    let mut facts = healthy();
+    let file = |path: &str, version, enable_cdi| ContainerdFile {
+        path: path.into(),
+        version,
+        enable_cdi,
+        cdi_spec_dirs: None,
+    };
+    let main = |version, enable_cdi| file("/etc/containerd/config.toml", version, enable_cdi);
+    let drop_in = |version| file("/etc/containerd/conf.d/a.toml", version, Some(false));
+    let k3s = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
+    let (old, new) = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
+    for (files, path, table) in [
+        (vec![main(Some(3), Some(true)), drop_in(Some(3))], "/etc/containerd/conf.d/a.toml", new),
+        (vec![main(Some(3), Some(false)), drop_in(None)], "/etc/containerd/conf.d/a.toml", new),
+        (vec![main(Some(3), None), drop_in(Some(2))], "/etc/containerd/conf.d/a.toml", old),
+        (vec![main(Some(2), None)], "/etc/containerd/config.toml", old),
+        // Another containerd than that of the first file.
+        (vec![main(Some(3), Some(true)), file(k3s, Some(3), Some(false))], k3s, new),
+    ] {
+        facts.cdi.as_mut().unwrap().containerd = files;
+        assert_eq!(found(&facts), ["cdi-off"], "{path}");
+        let findings = examine(&facts).findings;
+        let finding = findings.iter().find(|finding| finding.code == "cdi-off").unwrap();
+        assert_eq!(finding.on, path);
+        assert!(finding.todo.contains(&format!("[plugins.\"{table}\"]")), "{}", finding.todo);
     }
 }
 
