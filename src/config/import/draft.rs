@@ -3,7 +3,7 @@
 use super::error::ImportError;
 use super::field::Field;
 use crate::config::error::{nearest, printable};
-use crate::config::tree::Table;
+use crate::config::tree::{Table, Value};
 
 /// The limit of warnings about unknown settings. A file with more is probably not the plugin's.
 const UNKNOWN_MAX: usize = 100;
@@ -32,6 +32,25 @@ impl Draft {
 
     pub(super) fn warn(&mut self, warning: impl AsRef<str>) {
         self.warnings.push(printable(warning.as_ref()));
+    }
+
+    /// Warns of each resource that may select the same devices as an earlier one. The plugin offers
+    /// such a device in both, and Holdfast in the first.
+    pub(super) fn overlapping(&mut self, what: &str, may: impl Fn(&Table, &Table) -> bool) {
+        let name =
+            |offer: &Offer| offer.table.get("name").and_then(Value::as_text).map(str::to_owned);
+        let mut warnings = Vec::new();
+        for (n, later) in self.offers.iter().enumerate() {
+            let earlier = self.offers.iter().take(n).find(|one| may(&one.table, &later.table));
+            if let Some((earlier, later)) = earlier.and_then(name).zip(name(later)) {
+                warnings.push(format!(
+                    "{earlier} and {later} may select the same {what}: the plugin offers it in both, \
+                     and Holdfast in {earlier} only; put the narrower resource first, or change what \
+                     one of them selects"
+                ));
+            }
+        }
+        warnings.iter().for_each(|warning| self.warn(warning));
     }
 
     /// Warns of a part that is left out because a value in it is wrong.

@@ -102,14 +102,27 @@ pub(super) fn read(
             flags.to_vec()
         }
     };
-    for device in &devices {
-        match offer(device, &domain, draft) {
+    offer_all(&devices, &domain, draft)?;
+    draft.overlapping("node", may_overlap);
+    draft.warn(
+        "device ids change: drain the node before the change, so that no running pod holds an old \
+         id",
+    );
+    for read in root.iter().chain(&flags) {
+        draft.unknown(read, KEYS);
+    }
+    Ok(())
+}
+
+fn offer_all(devices: &[Field<'_>], domain: &str, draft: &mut Draft) -> Result<(), ImportError> {
+    for device in devices {
+        match offer(device, domain, draft) {
             Ok(Ok(offered)) => draft.offer(offered, device),
             Ok(Err(why)) => {
                 device.read_all();
                 draft.warn(format!(
                     "{} is left out: {why}",
-                    device.place_of(&name_of(device, &domain)?)
+                    device.place_of(&name_of(device, domain)?)
                 ));
             }
             Err(error) => {
@@ -117,13 +130,6 @@ pub(super) fn read(
                 draft.wrong(&device.place(), &error);
             }
         }
-    }
-    draft.warn(
-        "device ids change: drain the node before the change, so that no running pod holds an old \
-         id",
-    );
-    for read in root.iter().chain(&flags) {
-        draft.unknown(read, KEYS);
     }
     Ok(())
 }
@@ -243,6 +249,33 @@ fn offer(
         set_from(&mut offered, "mounts", list(mounts), &groups);
     }
     Ok(Ok(offered))
+}
+
+/// Whether a node may match a path of each, by the texts before the first wildcards.
+fn may_overlap(one: &Table, other: &Table) -> bool {
+    let begins = |short: &str, long: &str| {
+        let front = short.split(['*', '?', '[']).next().unwrap_or_default();
+        let has_wildcard = front.len() < short.len();
+        // A folder is passed with its nodes.
+        long.strip_prefix(front)
+            .is_some_and(|rest| has_wildcard || rest.is_empty() || rest.starts_with('/'))
+    };
+    let others = hosts(other);
+    hosts(one).iter().any(|one| others.iter().any(|other| begins(one, other) || begins(other, one)))
+}
+
+/// The patterns of a resource's nodes.
+fn hosts(offered: &Table) -> Vec<&str> {
+    let hosts = tables(offered, "paths").flat_map(|path| {
+        let nodes = std::iter::once(path).chain(tables(path, "group"));
+        nodes.filter_map(|node| node.get("host")?.as_text())
+    });
+    hosts.collect()
+}
+
+fn tables<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = &'a Table> + use<'a> {
+    let list = table.get(key).and_then(Value::as_list).unwrap_or_default();
+    list.iter().filter_map(Value::as_table)
 }
 
 fn written(mounts: &[Table]) -> String {

@@ -1,6 +1,6 @@
 //! Mellanox' k8s-rdma-shared-dev-plugin: `config.json`, as its code parses it.
 
-use super::super::tree::Table;
+use super::super::tree::{Table, Value};
 use super::draft::Draft;
 use super::error::ImportError;
 use super::field::{Decoder, Field};
@@ -53,12 +53,27 @@ pub(super) fn read(
             }
         }
     }
+    draft.overlapping("adapter", may_overlap);
     draft.no_equivalent(
         root.get("periodicUpdateInterval"),
         "the kernel's events report added and removed adapters at once",
     );
     draft.unknown(&root, KEYS);
     Ok(())
+}
+
+/// Whether an adapter may have both selections: no list of one excludes that of the other.
+fn may_overlap(one: &Table, other: &Table) -> bool {
+    let list = |pool: &Table, key| {
+        let list = pool.get("select")?.as_table()?.get(key)?.as_list()?;
+        Some(
+            list.iter().filter_map(Value::as_text).map(str::to_ascii_lowercase).collect::<Vec<_>>(),
+        )
+    };
+    LISTS.iter().all(|(_, key)| match (list(one, key), list(other, key)) {
+        (Some(one), Some(other)) => one.iter().any(|text| other.contains(text)),
+        _ => true,
+    })
 }
 
 fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
