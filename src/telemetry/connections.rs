@@ -16,14 +16,25 @@ const PAGES_MAX: usize = 16;
 /// Pages of one peer at a time: half of them, so that one peer cannot take all.
 const PAGES_OF_PEER_MAX: usize = PAGES_MAX / 2;
 
-/// Connections of the same peer count together.
+/// Connections of the same network count together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     /// A process that may open the control socket.
     Root,
     V4(Ipv4Addr),
-    /// An IPv6 network of 64 bits: a host may use any address of its own.
-    V6(u64),
+    V6(Ipv6Addr),
+}
+
+impl Peer {
+    /// An IPv6 address stands for its network of 64 bits: a host may use any address of its own.
+    pub(super) fn network(self) -> Peer {
+        match self {
+            Peer::V6(address) => {
+                Peer::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)))
+            }
+            Peer::Root | Peer::V4(_) => self,
+        }
+    }
 }
 
 impl From<IpAddr> for Peer {
@@ -33,9 +44,7 @@ impl From<IpAddr> for Peer {
             IpAddr::V6(Ipv6Addr::LOCALHOST) => Peer::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V4(address) if address.is_loopback() => Peer::V4(Ipv4Addr::LOCALHOST),
             IpAddr::V4(address) => Peer::V4(address),
-            IpAddr::V6(address) => {
-                Peer::V6(u64::try_from(address.to_bits() >> 64).unwrap_or_default())
-            }
+            IpAddr::V6(address) => Peer::V6(address),
         }
     }
 }
@@ -67,7 +76,7 @@ impl Connections {
     /// Adds a connection, and closes another one when the table is full. The caller must then call
     /// [`Connections::set_task`].
     pub(super) fn add(self: &Arc<Self>, peer: Peer) -> Connection {
-        let (id, evicted) = self.table().add(peer, State::default());
+        let (id, evicted) = self.table().add(peer.network(), State::default());
         self.close(evicted);
         let (requests, is_certified) = (AtomicU32::new(0), AtomicBool::new(false));
         Connection { all: Arc::clone(self), id, peer, requests, is_certified }
@@ -141,7 +150,7 @@ impl Connection {
         let pages =
             |of: &mut dyn Iterator<Item = &State>| of.map(|state| state.pages).sum::<usize>();
         if pages(&mut table.all()) >= PAGES_MAX
-            || pages(&mut table.of_peer(&self.peer)) >= PAGES_OF_PEER_MAX
+            || pages(&mut table.of_peer(&self.peer.network())) >= PAGES_OF_PEER_MAX
         {
             return None;
         }
@@ -235,7 +244,7 @@ mod tests {
             ("2001:db8::1", "2001:db8::ffff:2", true),
             ("2001:db8::1", "2001:db8:0:1::1", false),
         ] {
-            assert_eq!(peer(one) == peer(other), same, "{one} {other}");
+            assert_eq!(peer(one).network() == peer(other).network(), same, "{one} {other}");
         }
     }
 

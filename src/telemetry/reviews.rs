@@ -12,7 +12,9 @@
 //!
 //! Without an answer nothing is served: only a kept answer outlives the API server. Any peer can
 //! invent tokens. So each peer has a rate of its own, from which a token that was permitted before
-//! is exempt, and answers to unknown tokens do not replace those that permit.
+//! is exempt, and answers to unknown tokens do not replace those that permit. The addresses of an
+//! IPv6 network share a rate, but one with a permitted token has its own: otherwise a pod could
+//! keep out the renewed token of another pod on its node.
 
 use super::connections::Peer;
 use super::rate::RateLimit;
@@ -40,6 +42,8 @@ const TOKEN_BYTES_MAX: usize = 8192;
 const RATE: (u32, u32) = (2, 8);
 /// Peers whose rate is known. Above it, the one that came first is forgotten.
 const PEERS_MAX: usize = 64;
+/// Addresses whose last permitted requests are known. Only a permitted token adds one.
+const PERMITTED_FROM_MAX: usize = 16;
 /// How long a request waits for the API server, including the questions before it. Prometheus gives
 /// up after ten seconds.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -114,15 +118,23 @@ impl Reviews {
         let Some(token) = std::str::from_utf8(token).ok().filter(|token| is_token(token)) else {
             return Ok(Verdict::Unknown);
         };
+        let verdict = self.decide(token, peer).await;
+        if verdict == Ok(Verdict::Permitted) {
+            lock(&self.0.known).permitted_from(peer);
+        }
+        verdict
+    }
+
+    async fn decide(&self, token: &str, peer: Peer) -> Result<Verdict, Undecided> {
         let shared = &*self.0;
-        let (verdict, was_permitted) = {
+        let (verdict, was_permitted, asker) = {
             let known = lock(&shared.known);
-            (known.verdict(token, Instant::now()), known.was_permitted(token))
+            (known.verdict(token, Instant::now()), known.was_permitted(token), known.asker(peer))
         };
         if let Some(verdict) = verdict {
             return Ok(verdict);
         }
-        if !was_permitted && !shared.admits(peer) {
+        if !was_permitted && !shared.admits(asker) {
             return Err(Undecided::TooOften);
         }
         let within = shared.within;
@@ -195,6 +207,8 @@ struct Known {
     /// Also those whose time has ended.
     permitted: Vec<Kept>,
     refused: Vec<Kept>,
+    /// The addresses of the last permitted requests, the last one at the end.
+    permitted_from: Vec<Peer>,
 }
 
 struct Kept {
@@ -214,6 +228,19 @@ impl Known {
     /// Whether the last answer about a token permitted it, at any time.
     fn was_permitted(&self, token: &str) -> bool {
         self.permitted.iter().any(|kept| same(kept.token.as_bytes(), token.as_bytes()))
+    }
+
+    fn permitted_from(&mut self, peer: Peer) {
+        self.permitted_from.retain(|known| *known != peer);
+        if self.permitted_from.len() >= PERMITTED_FROM_MAX {
+            self.permitted_from.remove(0);
+        }
+        self.permitted_from.push(peer);
+    }
+
+    /// Whose rate counts for this peer.
+    fn asker(&self, peer: Peer) -> Peer {
+        if self.permitted_from.contains(&peer) { peer } else { peer.network() }
     }
 
     /// Keeps an answer instead of an earlier one about the same token. Above the limit the oldest
@@ -327,6 +354,37 @@ mod tests {
         assert_eq!(reviews.verdict(b"good", peer("10.0.0.1")).await, Ok(Verdict::Permitted));
         lock(&reviews.0.known).permitted[0].until = Instant::now();
         assert_eq!(reviews.verdict(b"good", peer("10.0.0.1")).await, Ok(Verdict::Permitted));
+    }
+
+    #[tokio::test]
+    async fn a_neighbour_in_the_network_does_not_keep_out_a_renewed_token() {
+        let (reviews, _, _) = reviews(WITHIN, |token| {
+            Some(Ok(if token.starts_with("good") { Verdict::Permitted } else { Verdict::Unknown }))
+        });
+        let (scraper, other) = (peer("2001:db8::1"), peer("2001:db8::2"));
+        assert_eq!(reviews.verdict(b"good1", scraper).await, Ok(Verdict::Permitted));
+        let mut number = 0;
+        let mut invent = async |peer| {
+            number += 1;
+            reviews.verdict(format!("x{number}").as_bytes(), peer).await
+        };
+        while invent(other).await != Err(Undecided::TooOften) {}
+        assert_eq!(reviews.verdict(b"good2", scraper).await, Ok(Verdict::Permitted));
+        // Another address of the neighbour has no rate of its own, and that of the scraper has one.
+        assert_eq!(invent(peer("2001:db8::3")).await, Err(Undecided::TooOften));
+        while invent(scraper).await != Err(Undecided::TooOften) {}
+    }
+
+    #[test]
+    fn the_addresses_of_permitted_requests_are_bounded() {
+        let mut known = Known::default();
+        let address = |n: usize| peer(&format!("2001:db8::{n:x}"));
+        (1..=PERMITTED_FROM_MAX).for_each(|n| known.permitted_from(address(n)));
+        known.permitted_from(address(1));
+        known.permitted_from(address(99));
+        assert_eq!(known.permitted_from.len(), PERMITTED_FROM_MAX);
+        assert_eq!(known.asker(address(1)), address(1), "it was permitted again");
+        assert_eq!(known.asker(address(2)), peer("2001:db8::"), "the oldest one is forgotten");
     }
 
     #[tokio::test]
