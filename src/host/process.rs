@@ -97,7 +97,8 @@ pub fn check_task_limit(count: usize) -> io::Result<()> {
 }
 
 /// A file below `folder` that a thread of this process waits for in a read
-/// (`/proc/self/task/*/syscall`, proc(5)). `None` if there is none, or if the kernel does not report it.
+/// (`/proc/self/task/*/syscall`, proc(5)). `None` if there is none, or if the kernel does not
+/// report it.
 #[must_use]
 pub fn awaited_file(folder: &Path) -> Option<PathBuf> {
     let reads = [nix::libc::SYS_read, nix::libc::SYS_pread64].map(|number| number.to_string());
