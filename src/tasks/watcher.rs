@@ -148,6 +148,11 @@ impl Watcher {
         }
     }
 
+    fn rescans(&self) -> Rescans {
+        let (rescan, unread) = (self.rescan.clone(), Arc::clone(&self.unread));
+        Rescans::new(rescan, self.host_root.clone(), unread, POLL)
+    }
+
     pub(crate) async fn run(mut self) {
         let mut watch = self.watch();
         let mut uevents = UeventSocket::open(&self.host_root)
@@ -155,12 +160,7 @@ impl Watcher {
             .ok()
             .flatten();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
-        let mut rescans = Rescans::new(
-            self.rescan.clone(),
-            self.host_root.clone(),
-            Arc::clone(&self.unread),
-            POLL,
-        );
+        let mut rescans = self.rescans();
         let mut reconcile_at = Some(Instant::now());
         let (mut links, mut reload_at) = (config_links::targets(&self.config_dirs), None);
         // The kubelet may have started between the first read and the watch.

@@ -179,7 +179,7 @@ fn an_entry_that_no_record_can_hold_is_refused_alone() {
             let (before, oversized, after) = (before.unwrap(), oversized.unwrap(), after.unwrap());
             assert!(before.is_ok() && after.is_ok(), "round {round}: {before:?} {after:?}");
             assert!(oversized.is_err_and(|error| {
-                error.to_string().contains("does not fit into a journal record")
+                error.to_string().contains("a record of the journal holds at most")
             }));
         }
         assert_eq!(
