@@ -260,6 +260,12 @@ fn fail(verdict: &mut Verdict, reason: Reason, detail: String, at: Moment) {
         let unexplained =
             recent.filter(|incident| !incident.reason.timings().is_presence()).count();
         verdict.is_latched |= unexplained >= FLAPS_MAX;
+    } else if reason == Reason::DeviceGone
+        && let Some(incident) = verdict.incidents.last_mut()
+        && incident.reason == Reason::DriverLost
+    {
+        // The kernel takes a device from its driver before it removes the device.
+        (incident.reason, incident.detail) = (reason, detail);
     }
     let before = if let VerdictState::Unhealthy { seen, .. } = verdict.state {
         seen

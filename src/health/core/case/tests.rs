@@ -294,6 +294,16 @@ fn a_scan_does_not_prolong_the_symptom_of_a_probe() {
 }
 
 #[test]
+fn a_device_that_is_removed_has_one_failure_although_its_driver_goes_first() {
+    let mut history = History::new();
+    history.observe(10, &[Reason::DriverLost]);
+    history.observe(11, &[Reason::DeviceGone]);
+    history.observe(12, &[Reason::DriverLost]);
+    let reasons: Vec<Reason> = history.0.incidents.iter().map(|incident| incident.reason).collect();
+    assert_eq!(reasons, [Reason::DeviceGone]);
+}
+
+#[test]
 fn one_failure_after_many_driver_reloads_does_not_latch() {
     let mut history = History::new();
     let mut now = 10;
