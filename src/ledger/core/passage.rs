@@ -13,6 +13,9 @@
 //! - The same, but the checkpoint has another grant for the other's container, because a static pod
 //!   came back with its UID: the same.
 //! - A process of that pod runs, or its cgroup cannot be read: the container waits.
+//! - The checkpoint has the device for a pod that the ledger does not know, because another plugin
+//!   gave it, or for one with an older grant, because the kubelet wrote an older state last: the
+//!   container waits, and nothing is released.
 //! - The checkpoint knows both pods in another way, or neither: the container waits, because the
 //!   caller cannot be identified.
 //! - The grant has no pod yet, and is not in the checkpoint: the container waits until the grant is
@@ -111,10 +114,22 @@ fn former<'a>(
 ) -> Result<Vec<(&'a Grant, FormerHolder)>, StartBlocked> {
     let known: BTreeSet<Option<&str>> =
         holders.iter().map(|grant| grant.pod().map(|pod| pod.uid.as_str())).collect();
-    if known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None)) {
+    let checkpoint = view.checkpoint();
+    let having = holders
+        .first()
+        .zip(checkpoint)
+        .map(|(grant, checkpoint)| checkpoint.having(&grant.resource, id));
+    let present: BTreeSet<&str> =
+        having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).collect();
+    // The container may be of a pod that the ledger does not know: another plugin gave the device.
+    let is_of_other = || {
+        let mut uids = known.iter().flatten();
+        !present.is_empty() && !known.contains(&None) && uids.all(|uid| !present.contains(uid))
+    };
+    let is_one = known.len() <= 1 && (holders.len() <= 1 || !known.contains(&None));
+    if known.is_empty() || is_one && !is_of_other() {
         return Ok(Vec::new());
     }
-    let checkpoint = view.checkpoint();
     let in_checkpoint = |grant: &Grant| checkpoint?.answered(&grant.alloc_id);
     // The pod of each grant: the checkpoint may know it before the ledger does.
     let mut pods: BTreeMap<&str, Vec<(&Grant, Option<FormerHolder>)>> = BTreeMap::new();
@@ -132,15 +147,13 @@ fn former<'a>(
         };
         pods.entry(uid).or_default().push((grant, former));
     }
-    if pods.len() <= 1 {
+    if pods.len() <= 1 && !is_of_other() {
         return Ok(Vec::new());
     }
-    let having = holders
-        .first()
-        .zip(checkpoint)
-        .map(|(grant, checkpoint)| checkpoint.having(&grant.resource, id));
-    let present: BTreeSet<&str> =
-        having.into_iter().flatten().map(|entry| entry.pod_uid.as_str()).collect();
+    // The kubelet may write an older state last. Then a grant is newer than that of the pod in the
+    // file, and its container may be the one that asks.
+    let last = present.iter().filter_map(|uid| pods.get(uid)).flatten();
+    let last = last.map(|(grant, _)| &grant.alloc_id).max();
     let mut gone = Vec::new();
     for (uid, grants) in &pods {
         if present.len() == 1 && present.contains(uid) {
@@ -156,6 +169,11 @@ fn former<'a>(
                 return Err(StartBlocked::CheckpointUnclear { former });
             }
             match view.cgroup(uid) {
+                CgroupState::Absent | CgroupState::Empty
+                    if last.is_none_or(|last| *last < grant.alloc_id) =>
+                {
+                    return Err(StartBlocked::CheckpointUnclear { former });
+                }
                 CgroupState::Absent | CgroupState::Empty => gone.push((*grant, former)),
                 cgroup @ (CgroupState::Populated | CgroupState::Unknown) => {
                     return Err(StartBlocked::Runs { former, cgroup });

@@ -235,6 +235,29 @@ fn a_static_pod_that_has_come_back_with_another_device_has_handed_its_former_one
     );
 }
 
+/// Another plugin gave the device to pod 3, whose container asks.
+#[test]
+fn a_pod_that_the_ledger_does_not_know_waits_for_the_holder_of_its_device() {
+    let (former, unknown) = (grant(1, &["a"], bound(1)), grant(3, &["a"], bound(3)));
+    let ledger = ledger(&[&former]);
+    let seen = || Seen::checkpoint([entry(3, &unknown)]);
+    let text = why(&ask(&ledger, &["a"], &seen().with(1, CgroupState::Populated)));
+    assert!(text.contains("ml/pod-1") && text.contains("still run"), "{text}");
+    let text = why(&ask(&ledger, &["a"], &seen().with(1, CgroupState::Absent)));
+    assert!(text.contains("checkpoint does not show"), "it may be the one that asks: {text}");
+    let own = ask(&ledger, &["a"], &Seen::checkpoint([entry(1, &former)]));
+    assert_eq!(own, Passage::Open);
+}
+
+/// The kubelet had given the device to pod 2, and wrote the state before that last.
+#[test]
+fn an_older_checkpoint_takes_no_grant_from_the_pod_that_asks() {
+    let (former, next) = (grant(1, &["a"], bound(1)), grant(2, &["a"], bound(2)));
+    let ledger = ledger(&[&former, &next]);
+    let text = why(&ask(&ledger, &["a"], &Seen::checkpoint([entry(1, &former)])));
+    assert!(text.contains("checkpoint does not show"), "{text}");
+}
+
 #[test]
 fn a_hook_that_is_owed_shuts_the_gate_but_not_one_that_a_cut_off_write_has_left() {
     let (former, next) = (grant(1, &["a"], bound(1)), grant(2, &["a"], bound(2)));
