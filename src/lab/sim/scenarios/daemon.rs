@@ -6,8 +6,8 @@ use super::hardware::Hardware;
 use super::ledger::recovered;
 use super::registration::Registration;
 use crate::domain::{
-    AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, GrantState, Inventory,
-    PendingHooks, PodReport, ResourceName, Safeguard,
+    AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, GrantState, Inventory, PodReport,
+    ResourceName, Safeguard,
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
@@ -45,6 +45,8 @@ pub(super) struct Inner {
     /// Allocates under way, as far as the daemon knows.
     pub(super) allocates: AtomicUsize,
     pub(super) to_commit: Notify,
+    /// Hooks may have become due.
+    pub(super) to_run: Notify,
     /// Asks for a pass over the kubelet.
     pub(super) to_look: Notify,
     cores: Mutex<Cores>,
@@ -71,7 +73,7 @@ impl Daemon {
             journal.instances += 1;
             journal.instances
         };
-        let state = recovered(disk);
+        let state = recovered(disk, &hardware.hooks);
         for path in node.sockets().into_iter().filter(|path| path.starts_with(".holdfast/")) {
             node.unlink(&path);
         }
@@ -103,6 +105,7 @@ impl Daemon {
             gate: Arc::default(),
             allocates: AtomicUsize::new(0),
             to_commit: Notify::new(),
+            to_run: Notify::new(),
             to_look: Notify::new(),
             cores: Mutex::new(cores),
         });
@@ -117,6 +120,8 @@ impl Daemon {
             process.spawn(Arc::clone(&inner).hold_until_recorded(gate, granted));
         }
         process.spawn(Arc::clone(&inner).commit_all());
+        process.spawn(Arc::clone(&inner).run_hooks());
+        process.spawn(Arc::clone(&inner).follow_kubelet());
         process.spawn(Arc::clone(&inner).watch_hardware());
         for (resource, events) in received {
             process.spawn(Arc::clone(&inner).register(resource, events));
@@ -149,7 +154,8 @@ impl Inner {
     pub(super) fn judge(&self) -> Option<Duration> {
         let mut cores = self.lock();
         let held = held(cores.state.ledger().grants().map(AsRef::as_ref));
-        let inventory = cores.judge.judge(&held, &PendingHooks::new(), self.node.moment().boot)?;
+        let due = cores.state.due();
+        let inventory = cores.judge.judge(&held, &due.free, self.node.moment().boot)?;
         self.inventory.send_if_modified(|published| {
             let changed = **published != *inventory;
             *published = inventory;

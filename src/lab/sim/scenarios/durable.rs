@@ -23,6 +23,13 @@ pub(super) struct Journal {
     next_id: u64,
     /// Whether the kubelet's pods were listed while an Allocate was under way.
     pub(super) listed_in_allocate: bool,
+    /// When the ledger's actor last died.
+    pub(super) died_at: Option<Duration>,
+    /// How often a hook ran, before or after its device had another holder.
+    pub(super) hooks_run: u64,
+    pub(super) hooks_run_gated: u64,
+    /// A container that had the device of a running hook.
+    pub(super) hook_in_use: Option<String>,
     /// When each Register was sent.
     pub(super) registers: BTreeMap<Sender, Vec<Duration>>,
     /// When each list was sent, by the daemon's instance, the resource and the registration.
@@ -47,6 +54,10 @@ impl Disk {
 
     pub(super) fn listed_in_allocate(&self) -> bool {
         self.lock().listed_in_allocate
+    }
+
+    pub(super) fn hook_in_use(&self) -> Option<String> {
+        self.lock().hook_in_use.clone()
     }
 
     pub(super) fn next_alloc_id(&self) -> AllocId {

@@ -5,6 +5,7 @@ use crate::domain::{
     Unread,
 };
 use crate::lab::sim::memory::Node;
+use crate::ledger::core::ReleaseHooks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -29,11 +30,13 @@ pub(super) struct Hardware {
     pub(super) present: watch::Sender<BTreeSet<DeviceId>>,
     all: Arc<[(ResourceName, DeviceId)]>,
     pub(super) specs: Arc<[Arc<ResourceSpec>]>,
+    /// The hooks after the release of a GPU.
+    pub(super) hooks: Arc<ReleaseHooks>,
 }
 
 impl Hardware {
-    /// GPUs, and NICs on some nodes.
-    pub(super) fn new(has_nics: bool) -> Self {
+    /// GPUs, and NICs on some nodes. Some GPUs have a hook after their release.
+    pub(super) fn new(has_nics: bool, has_hook: bool) -> Self {
         let gpus = (0..GPUS).map(|n| (gpu(), DeviceId::new(format!("GPU-{n}"))));
         let nics =
             (0..NICS).filter(|_| has_nics).map(|n| (nic(), DeviceId::new(format!("NIC-{n}"))));
@@ -50,6 +53,10 @@ impl Hardware {
             present: watch::Sender::new(all.iter().map(|(_, id)| id.clone()).collect()),
             all,
             specs: specs.into(),
+            hooks: Arc::new(ReleaseHooks::of([
+                (gpu(), has_hook.then_some(Sharing::Exclusive)),
+                (nic(), None),
+            ])),
         }
     }
 

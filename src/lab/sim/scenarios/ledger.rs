@@ -3,7 +3,7 @@
 use super::daemon::Inner;
 use super::durable::Disk;
 use crate::domain::{Entry, Grant, Refusal};
-use crate::ledger::core::{Ledger, LedgerState};
+use crate::ledger::core::{Ledger, LedgerState, ReleaseHooks};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -15,12 +15,15 @@ const TURN: Duration = Duration::from_micros(50);
 
 /// The state of an actor that begins its life. The ledger is folded from the written entries, not
 /// from an earlier life's memory.
-pub(super) fn recovered(disk: &Disk) -> LedgerState<oneshot::Sender<()>> {
+pub(super) fn recovered(
+    disk: &Disk,
+    hooks: &Arc<ReleaseHooks>,
+) -> LedgerState<oneshot::Sender<()>> {
     let mut ledger = Ledger::default();
     disk.lock().entries.iter().for_each(|entry| {
         ledger.evolve(entry);
     });
-    LedgerState::new(ledger, Arc::default())
+    LedgerState::new(ledger, Arc::clone(hooks))
 }
 
 impl Inner {
@@ -41,12 +44,15 @@ impl Inner {
             let entries: Vec<Entry> = entries.into_iter().flatten().collect();
             self.disk.append(&self.node, &entries).await;
             let dies = self.node.handle().random(|random| random.chance(DEATHS));
+            if dies {
+                self.disk.lock().died_at = Some(self.node.handle().now());
+            }
             {
                 let mut cores = self.lock();
                 cores.is_writing = false;
                 if dies {
                     // A caller without an answer asks the next life, which begins with a pass.
-                    cores.state = recovered(&self.disk);
+                    cores.state = recovered(&self.disk, &self.hardware.hooks);
                     self.to_look.notify_one();
                 } else {
                     cores.state.apply(&entries);
@@ -56,6 +62,7 @@ impl Inner {
                 // The caller may have given up.
                 let _ = reply.send(());
             }
+            self.to_run.notify_one();
             self.judge();
         }
     }
@@ -67,7 +74,7 @@ impl Inner {
         }
     }
 
-    fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
+    pub(super) fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
         let (reply, done) = oneshot::channel();
         self.lock().state.add(entries, reply);
         self.to_commit.notify_one();

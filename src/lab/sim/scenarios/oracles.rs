@@ -1,4 +1,4 @@
-//! The oracles: conditions O1 to O11 of the simulator's contract.
+//! The oracles: conditions O1 to O12 of the simulator's contract.
 //!
 //! | oracle | checked | condition |
 //! | --- | --- | --- |
@@ -13,6 +13,7 @@
 //! | O9 | — | CDI names that resolve: empty, because no contract of Holdfast gives any |
 //! | O10 | at the end | Registers and lists stay in limits (below); no Register when idle |
 //! | O11 | always | no listing of ours between an Allocate and its record in the kubelet |
+//! | O12 | always | no hook runs while a container has its device; at the end none is pending |
 //!
 //! O5: the client is tracked, not stopped and streaming, and the kubelet's list is the inventory.
 //! O10: at most 20 Registers of a resource with one kubelet in any second, and 20 lists on any one
@@ -160,6 +161,9 @@ impl Oracles {
             .filter(|site| !self.is_rival_answers(|id| site.contains(&format!("`{id}`"))))
         {
             self.violated("O4", now, format!("the kubelet crashed: {site}"));
+        }
+        if let Some(what) = disk.hook_in_use() {
+            self.violated("O12", now, what);
         }
         // The kubelet may reserve ids while a listing of ours is on its way; no process can know
         // that.

@@ -60,6 +60,8 @@ pub(super) struct Parameters {
     bias: Option<Act>,
     /// Whether there is a second resource.
     pub(super) has_nics: bool,
+    /// Whether the GPUs have a hook after their release.
+    pub(super) has_hook: bool,
     pub(super) rival: Option<RivalStay>,
     /// Whether another plugin comes in the idle phase, and stays.
     pub(super) has_permanent_rival: bool,
@@ -136,6 +138,7 @@ impl Parameters {
             has_nics: random.chance(0.3),
             rival,
             has_permanent_rival: random.chance(0.1),
+            has_hook: random.chance(0.3),
         }
     }
 

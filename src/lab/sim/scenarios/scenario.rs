@@ -42,6 +42,8 @@ pub(super) struct Outcome {
     pub(super) contested: u64,
     pub(super) taken: u64,
     pub(super) grants: u64,
+    /// Hooks that ran on a free device, and for a container that waited.
+    pub(super) hooks_run: [u64; 2],
 }
 
 struct Run {
@@ -63,7 +65,8 @@ pub(super) fn run(seed: u64) -> Outcome {
     let parameters = Parameters::draw(&mut random);
     let simulation = Simulation::new(seed, parameters.behaviour.clone(), parameters.faults.clone());
     let node = simulation.node();
-    let (disk, hardware) = (Disk::default(), Hardware::new(parameters.has_nics));
+    let (disk, hardware) =
+        (Disk::default(), Hardware::new(parameters.has_nics, parameters.has_hook));
     node.start_kubelet(Start::default());
     node.supervise_kubelet(200 * MS);
     let daemon = Daemon::start(&node, &disk, &hardware);
@@ -184,6 +187,10 @@ impl Run {
     fn outcome(self) -> Outcome {
         let Oracles { violation, refusals, excused, taken, .. } = self.oracles;
         let contested = self.disk.lock().truces;
+        let hooks_run = {
+            let journal = self.disk.lock();
+            [journal.hooks_run, journal.hooks_run_gated]
+        };
         let grants = self
             .disk
             .entries()
@@ -200,6 +207,7 @@ impl Run {
             contested,
             taken,
             grants,
+            hooks_run,
         })
     }
 }

@@ -97,7 +97,8 @@ pub(super) fn list(inventory: &Inventory, resource: &ResourceName) -> Vec<Listed
 #[tonic::async_trait]
 impl Plugin for Service {
     async fn options(&self) -> Result<Options, Status> {
-        Ok(Options { preferred_allocation: true, pre_start: false })
+        let pre_start = self.inner.hardware.hooks.get(&self.resource).is_some();
+        Ok(Options { preferred_allocation: true, pre_start })
     }
 
     fn hung_up(&self) {
@@ -163,7 +164,8 @@ impl Plugin for Service {
         Ok(Some(edits))
     }
 
-    async fn pre_start(&self, _: Vec<DeviceId>) -> Result<(), Status> {
-        Ok(())
+    async fn pre_start(&self, ids: Vec<DeviceId>) -> Result<(), Status> {
+        let gate = self.inner.wait_for_gate(&self.resource, &ids);
+        gate.await.map_err(Status::failed_precondition)
     }
 }

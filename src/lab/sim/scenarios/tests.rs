@@ -38,6 +38,7 @@ struct Sum {
     contested: u64,
     taken: u64,
     grants: u64,
+    hooks_run: [u64; 2],
     failures: Vec<(u64, Outcome)>,
 }
 
@@ -55,6 +56,7 @@ impl Sum {
             contested: outcome.contested,
             taken: outcome.taken,
             grants: outcome.grants,
+            hooks_run: outcome.hooks_run,
             failures: Vec::from_iter(outcome.violation.is_some().then_some((seed, outcome))),
         }
     }
@@ -67,6 +69,9 @@ impl Sum {
         self.contested += other.contested;
         self.taken += other.taken;
         self.grants += other.grants;
+        for (sum, count) in self.hooks_run.iter_mut().zip(other.hooks_run) {
+            *sum += count;
+        }
         self.failures.extend(other.failures);
     }
 }
@@ -82,12 +87,23 @@ fn no_oracle_is_violated() {
     let (runs, sums) = Seeds::wanted().run(|sum: &mut Sum, seed| sum.add(Sum::of(seed, run(seed))));
     let mut sum = Sum::default();
     sums.into_iter().for_each(|part| sum.add(part));
-    let Sum { interleavings, hooks, refusals, excused, contested, taken, grants, mut failures } =
-        sum;
+    let Sum {
+        interleavings,
+        hooks,
+        refusals,
+        excused,
+        contested,
+        taken,
+        grants,
+        hooks_run,
+        mut failures,
+    } = sum;
     println!(
         "{grants} grants, {refusals} refused with proof, {excused} violations excused, {contested} \
          truces, {taken} taken by the rival plugin"
     );
+    let [free, gated] = hooks_run;
+    println!("{free} hooks ran on a free device, {gated} for a container that waited");
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
     failures.sort_by_key(|(seed, _)| *seed);
     let summary: Vec<_> = failures
@@ -104,6 +120,7 @@ fn no_oracle_is_violated() {
         seldom_seen.is_empty() && seldom_reached.is_empty(),
         "covered too seldom: {seldom_seen:?} {seldom_reached:?}"
     );
+    assert!(free >= runs / 10 && gated >= runs / 100, "hooks run too seldom");
 }
 
 #[test]
@@ -145,7 +162,7 @@ fn a_run_is_the_same_at_every_repetition() {
 #[test]
 fn the_end_of_a_run_frees_its_daemons() {
     let mut simulation = Simulation::new(0, Behaviour::default(), Faults::none());
-    let (node, hardware) = (simulation.node(), Hardware::new(false));
+    let (node, hardware) = (simulation.node(), Hardware::new(false, false));
     node.start_kubelet(Start::default());
     let daemon = Daemon::start(&node, &Disk::default(), &hardware);
     let inner = Arc::downgrade(&daemon.inner);

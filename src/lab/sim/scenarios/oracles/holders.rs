@@ -9,6 +9,10 @@ use crate::ledger::core::NEVER_STARTED;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+/// By then the passes of a new life of the ledger's actor have seen whether the kubelet has
+/// forgotten a pod that it knew.
+const PASSES_WITHIN: Duration = Duration::from_secs(20);
+
 impl Oracles {
     pub(super) fn bound(&mut self, disk: &Disk, now: Duration) {
         let bound: Vec<AllocId> = disk.ledger(|ledger| {
@@ -67,9 +71,12 @@ impl Oracles {
                     let alloc_id = holder.alloc_ids.get(resource);
                     !alloc_id.is_some_and(|id| self.remembered.contains(id))
                 });
+            // A new life of the ledger's actor does not know what its kubelet remembered.
+            let died_at = disk.lock().died_at;
+            let is_new_life = died_at.is_some_and(|at| at <= newest && newest < at + PASSES_WITHIN);
             // Before it has settled nothing is proven: a crash between two writes may have cost the
             // kubelet its record.
-            if self.has_lost_record || lost || !(settled && known && ours) {
+            if self.has_lost_record || lost || is_new_life || !(settled && known && ours) {
                 self.excused += 1;
             } else {
                 let pods: Vec<_> = holders.keys().copied().collect();

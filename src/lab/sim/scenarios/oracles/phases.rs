@@ -138,6 +138,10 @@ impl Oracles {
         if !left.is_empty() {
             self.violated("O3", now, format!("not released: {left:?}"));
         }
+        let pending = disk.ledger(|ledger| format!("{:?}", ledger.owed()));
+        if pending != "{}" {
+            self.violated("O12", now, format!("pending: {pending}"));
+        }
         let truces = disk.lock().truces;
         if truces > 0 && self.rival_effects.is_none() {
             self.violated("O5", now, format!("{truces} truces without a rival plugin"));
