@@ -20,7 +20,7 @@
 
 use super::App;
 use super::returning::{self, Returning};
-use super::specs::{Specs, patterns};
+use super::specs::Specs;
 use crate::admin::ConfigReport;
 use crate::config::{Change, ComparedLabels, Config, ConfigError};
 use crate::domain::{Plan, ResourceName, ResourceSpec};
@@ -95,8 +95,7 @@ impl Reloader {
             let config = previous.load_again()?;
             let configured = if config.resources.is_empty() {
                 // The usual resources stay when their hardware is absent for a short time.
-                let kept = if plan.patterns.is_empty() { &plan.specs } else { &plan.patterns };
-                let kept = kept.iter().filter(|spec| is_usual && !spec.is_orphan());
+                let kept = plan.configured().iter().filter(|spec| is_usual && !spec.is_orphan());
                 let mut usual: Vec<_> = kept.cloned().collect();
                 for spec in super::specs::usual(&host_root, mig_strategy) {
                     if !usual.iter().any(|known| known.name == spec.name) {
@@ -119,7 +118,7 @@ impl Reloader {
                     specs.extend(hardware::spec_named(&configured, &known.name).map(Arc::new));
                 }
             }
-            Ok((config, Specs { specs: specs.into(), patterns: patterns(&configured) }))
+            Ok((config, Specs { specs: specs.into(), patterns: Plan::patterns_of(&configured) }))
         });
         read.await.unwrap_or_else(|error| Err(ConfigError::new(format!("cannot be read: {error}"))))
     }

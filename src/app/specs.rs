@@ -43,7 +43,7 @@ pub(super) fn specs(config: &Config, host_root: &HostRoot, grants: &[Grant]) -> 
             "no resource is configured and no known hardware is found; nothing is offered"
         );
     }
-    Specs { specs: specs.into(), patterns: patterns(&configured) }
+    Specs { specs: specs.into(), patterns: Plan::patterns_of(&configured) }
 }
 
 /// The known hardware under its usual names. Discovery adds what this scan could not read.
@@ -60,12 +60,6 @@ pub(super) fn each(
 ) -> Result<Vec<Arc<ResourceSpec>>, ReadFailure> {
     let nothing = NvmlSnapshot::empty();
     hardware::expand_patterns(host_root, configured, &nothing).map(|each| each.specs)
-}
-
-/// These resources, if one of them is a pattern; else none.
-pub(super) fn patterns(configured: &[Arc<ResourceSpec>]) -> Arc<[Arc<ResourceSpec>]> {
-    let has_pattern = configured.iter().any(|spec| spec.name.is_pattern());
-    configured.iter().filter(|_| has_pattern).cloned().collect()
 }
 
 /// The plan of a start. A reload changes it.

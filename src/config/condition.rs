@@ -124,30 +124,7 @@ impl<'a> NodeFacts<'a> {
     fn functions(&self) -> Result<&[Function], String> {
         let read = || {
             let root = self.looking("sys/bus")?;
-            let of = |address: String| {
-                let file = |name: &str| root.read(&format!("{PCI}/{address}/{name}"));
-                let hex = |name| Some(file(name)?.trim_start_matches("0x").to_ascii_lowercase());
-                // Some kernels let a read of `uevent` wait for the device's driver. Only a capture
-                // lacks the other files.
-                let has_files = root.exists(&format!("{PCI}/{address}/vendor"));
-                let uevent = if has_files { None } else { file("uevent") }.unwrap_or_default();
-                let field = |name: &str| {
-                    uevent.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
-                };
-                let id = || Some(format!("{}:{}", hex("vendor")?, hex("device")?));
-                let id = if has_files { id() } else { field("PCI_ID").map(str::to_lowercase) };
-                let class =
-                    if has_files { hex("class") } else { field("PCI_CLASS").map(Into::into) };
-                let class = class.and_then(|text| u32::from_str_radix(&text, 16).ok());
-                let driver = root.link_name(&format!("{PCI}/{address}/driver"));
-                Function {
-                    id: id.unwrap_or_default(),
-                    is_display: class.is_some_and(|class| class >> 16 == 0x03),
-                    is_virtual: root.link_target(&format!("{PCI}/{address}/physfn")).is_some(),
-                    driver: driver.or_else(|| field("DRIVER").map(str::to_owned)),
-                    address,
-                }
-            };
+            let of = |address: String| function(&root, address);
             let functions = root.entries(PCI).into_iter().map(of).collect();
             complete(&root, functions)
         };
@@ -185,6 +162,33 @@ impl<'a> NodeFacts<'a> {
         } else {
             Err(format!("/{folder} is missing; mount it from the host, below `--host-root`"))
         }
+    }
+}
+
+/// The PCI function at an address. Some kernels let a read of `uevent` wait for the device's
+/// driver. Only a capture may lack the other files.
+fn function(root: &HostRoot, address: String) -> Function {
+    let dir = format!("{PCI}/{address}");
+    let file = |name: &str| root.read(&format!("{dir}/{name}"));
+    let (id, class, driver) = if root.exists(&format!("{dir}/vendor")) {
+        let hex = |name| Some(file(name)?.trim_start_matches("0x").to_owned());
+        let id = || Some(format!("{}:{}", hex("vendor")?, hex("device")?));
+        (id(), hex("class"), None)
+    } else {
+        let uevent = file("uevent").unwrap_or_default();
+        let field = |name: &str| {
+            let value = uevent.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+            value.map(str::to_owned)
+        };
+        (field("PCI_ID"), field("PCI_CLASS"), field("DRIVER"))
+    };
+    let class = class.and_then(|class| u32::from_str_radix(&class, 16).ok());
+    Function {
+        id: id.unwrap_or_default().to_ascii_lowercase(),
+        is_display: class.is_some_and(|class| class >> 16 == 0x03),
+        is_virtual: root.link_target(&format!("{dir}/physfn")).is_some(),
+        driver: root.link_name(&format!("{dir}/driver")).or(driver),
+        address,
     }
 }
 

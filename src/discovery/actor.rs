@@ -74,8 +74,6 @@ pub struct DiscoveryActor {
     incomplete: u32,
     /// The next scan after an incomplete one.
     retry: Option<SpawnHandle>,
-    /// Whether the last scan has found hardware of another resource.
-    has_new_plan: bool,
     /// Warnings that were logged: each is logged once, not at every poll.
     warned: BTreeSet<String>,
     _life: Box<dyn Any + Send>,
@@ -90,7 +88,6 @@ impl DiscoveryActor {
             former: None,
             incomplete: 0,
             retry: None,
-            has_new_plan: false,
             warned: BTreeSet::new(),
             _life: Box::new(life),
         }
@@ -112,9 +109,7 @@ impl DiscoveryActor {
             host_root,
             self.former.as_ref().map_or(&[], |former| &former.devices),
         );
-        if add_usual(&self.config.plan, plan, &scan) {
-            self.has_new_plan = true;
-        }
+        add_usual(&self.config.plan, plan, &scan);
         let held = held_nodes(&grants);
         let known = hardware::DiscoverInput {
             names: &remembered,
@@ -218,7 +213,7 @@ impl Handler<Rescan> for DiscoveryActor {
         let (plan, warnings) = planned(host_root, plan, profiles, held);
         let (evidence, named) = self.scan(&plan, warnings);
         let used = host::thread_time().saturating_sub(began);
-        if std::mem::take(&mut self.has_new_plan) {
+        if self.config.plan.borrow().number != plan.number {
             request_scan(&context.address());
         }
         if let Some(retry) = self.retry.take() {

@@ -43,52 +43,50 @@ pub(super) fn planned(
     };
     let specs: Arc<[_]> = specs.into_iter().chain(kept).map(same).collect();
     if specs != plan.specs {
-        current.send_if_modified(|current| {
-            // A newer configuration has its own nodes. The next scan, which it requests, sees them.
-            let is_current = current.number == plan.number;
-            if is_current {
-                *current = Arc::new(Plan { number: plan.number + 1, specs, ..Plan::clone(&plan) });
-            }
-            is_current
-        });
+        publish(current, &plan, specs, Arc::clone(&plan.patterns));
     }
     (current.borrow().clone(), Ok(warnings))
 }
 
 /// Adds the usual resources of hardware that was not there before, if the plan is made of the known
-/// hardware. The next scan finds their devices. Returns whether there are any.
-pub(super) fn add_usual(current: &watch::Sender<Arc<Plan>>, plan: &Plan, scan: &Scan) -> bool {
-    let Some(mig) = plan.usual else { return false };
+/// hardware. The scan of the new plan finds their devices.
+pub(super) fn add_usual(current: &watch::Sender<Arc<Plan>>, plan: &Plan, scan: &Scan) {
+    let Some(mig) = plan.usual else { return };
     let known = |name: &ResourceName| {
         plan.specs.iter().chain(&*plan.patterns).any(|spec| spec.name == *name && !spec.is_orphan())
     };
     let mut new = hardware::defaults::specs(scan, mig);
     new.retain(|spec| !known(&spec.name));
     if new.is_empty() {
-        return false;
+        return;
     }
     let new: Vec<Arc<ResourceSpec>> = new.into_iter().map(Arc::new).collect();
-    let has_pattern = new.iter().chain(&*plan.patterns).any(|spec| spec.name.is_pattern());
     let is_replaced = |spec: &&Arc<ResourceSpec>| !new.iter().any(|added| added.name == spec.name);
-    let all = |specs: &[Arc<ResourceSpec>]| -> Vec<Arc<ResourceSpec>> {
+    let and_new = |specs: &[Arc<ResourceSpec>]| -> Vec<Arc<ResourceSpec>> {
         specs.iter().filter(is_replaced).chain(&new).cloned().collect()
     };
-    let patterns = match has_pattern {
-        true if plan.patterns.is_empty() => all(&plan.specs),
-        true => all(&plan.patterns),
-        false => Vec::new(),
-    };
-    let mut specs = all(&plan.specs);
+    let patterns = Plan::patterns_of(&and_new(plan.configured()));
+    let mut specs = and_new(&plan.specs);
     specs.retain(|spec| !spec.name.is_pattern());
+    publish(current, plan, specs.into(), patterns);
+}
+
+/// Publishes other resources, unless the configuration has changed since this plan: that has its
+/// own resources, and requests a scan.
+fn publish(
+    current: &watch::Sender<Arc<Plan>>,
+    plan: &Plan,
+    specs: Arc<[Arc<ResourceSpec>]>,
+    patterns: Arc<[Arc<ResourceSpec>]>,
+) {
     current.send_if_modified(|current| {
-        // A newer configuration has its own resources.
         let is_current = current.number == plan.number;
         if is_current {
-            let (number, specs, patterns) = (plan.number + 1, specs.into(), patterns.into());
+            let number = plan.number + 1;
             *current = Arc::new(Plan { number, specs, patterns, ..plan.clone() });
         }
         is_current
-    })
+    });
 }
 
 #[cfg(test)]
@@ -165,8 +163,10 @@ mod tests {
             let functions = functions.iter().map(|(address, vendor)| gpu(address, *vendor));
             let scan = Scan::of(functions.collect());
             let plan = current.borrow().clone();
-            let are_new = add_usual(&current, &plan, &scan);
+            let number = plan.number;
+            add_usual(&current, &plan, &scan);
             let plan = current.borrow().clone();
+            let are_new = plan.number != number;
             let names = plan.specs.iter().map(|spec| spec.name.to_string());
             (are_new, names.collect::<Vec<_>>().join(" "), plan.patterns.len())
         };

@@ -1,9 +1,8 @@
 //! The plan: the part of the configuration that may change while the daemon runs.
 
-use super::MigStrategy;
-use super::ResourceName;
 use super::policy::{HealthPolicy, Policy};
 use super::resource::ResourceSpec;
+use super::{MigStrategy, ResourceName};
 use std::sync::Arc;
 
 /// The resources and the rules that apply to them. A plan is published as a whole and never changed
@@ -28,6 +27,19 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The resources as configured, with the patterns among them.
+    #[must_use]
+    pub fn configured(&self) -> &Arc<[Arc<ResourceSpec>]> {
+        if self.patterns.is_empty() { &self.specs } else { &self.patterns }
+    }
+
+    /// These resources, if one of them is a pattern; else none.
+    #[must_use]
+    pub fn patterns_of(configured: &[Arc<ResourceSpec>]) -> Arc<[Arc<ResourceSpec>]> {
+        let has_pattern = configured.iter().any(|spec| spec.name.is_pattern());
+        configured.iter().filter(|_| has_pattern).cloned().collect()
+    }
+
     /// Whether the node offers a resource of this name.
     #[must_use]
     pub fn has(&self, resource: &ResourceName) -> bool {

@@ -109,7 +109,7 @@ fn functions_after(root: &HostRoot, former: &[Arc<Device>]) -> Scan {
         }
     }
     number_vfs(&mut scan.functions, claims);
-    keep_vfs(&mut scan.functions, &functions_of(former));
+    keep_vfs(&mut scan.functions, former);
     scan
 }
 

@@ -1,7 +1,8 @@
 //! Virtual functions, and the physical functions that they belong to (Linux `drivers/pci/iov.c`).
 
-use crate::domain::{PciAddress, PciFunction};
+use crate::domain::{Device, PciAddress, PciFunction};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The virtual functions that a physical function names, with their numbers.
 pub(super) type Numbered = Vec<(u32, PciAddress)>;
@@ -38,13 +39,11 @@ pub(super) fn number_vfs(
 }
 
 /// Keeps as virtual what was a virtual function of a physical one that is still present.
-pub(super) fn keep_vfs(
-    functions: &mut BTreeMap<PciAddress, PciFunction>,
-    former: &BTreeMap<PciAddress, &PciFunction>,
-) {
-    for (address, known) in former {
+pub(super) fn keep_vfs(functions: &mut BTreeMap<PciAddress, PciFunction>, former: &[Arc<Device>]) {
+    let known = former.iter().filter_map(|device| device.pci.as_deref());
+    for known in known.filter(|function| function.is_vf()) {
         let Some(pf) = known.physfn.filter(|pf| functions.contains_key(pf)) else { continue };
-        if let Some(function) = functions.get_mut(address)
+        if let Some(function) = functions.get_mut(&known.address)
             && function.physfn.is_none()
         {
             (function.physfn, function.vf_index) = (Some(pf), known.vf_index);

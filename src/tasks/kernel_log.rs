@@ -56,23 +56,29 @@ async fn read(log: &KernelLog, device_events: &Mailbox<DeviceEventSeen>) -> io::
     }
     former.into_iter().for_each(|event| device_events.send(event));
     loop {
-        let mut events = Vec::new();
         match log.next().await {
-            Ok(record) => note(&record, host::now(), &mut events),
-            Err(error) => return error,
+            Ok(record) => {
+                if let Some(event) = error(&record, host::now()) {
+                    device_events.send(event);
+                }
+            }
+            Err(failure) => return failure,
         }
-        events.into_iter().for_each(|event| device_events.send(event));
     }
 }
 
-/// Adds the error of a record. A start of the driver ends the errors before it. While the daemon
-/// runs, the kernel's event of the driver does that.
+/// The error in a record.
+fn error(record: &KernelRecord, at: Moment) -> Option<DeviceEventSeen> {
+    hardware::xid(&record.text).map(|event| DeviceEventSeen { event, at })
+}
+
+/// Adds the error of a record from before the daemon's start. A start of the driver ends the errors
+/// before it. While the daemon runs, the kernel's event of the driver does that.
 fn note(record: &KernelRecord, at: Moment, events: &mut Vec<DeviceEventSeen>) {
     if hardware::is_driver_start(&record.text) {
         events.clear();
     }
-    let event = hardware::xid(&record.text);
-    events.extend(event.map(|event| DeviceEventSeen { event, at }));
+    events.extend(error(record, at));
 }
 
 /// The moment of a record that was in the log before the daemon's start. The log's clock and the

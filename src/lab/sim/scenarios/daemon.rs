@@ -1,5 +1,6 @@
 //! The daemon: its cores, and the work of the actors around them.
 
+use super::actor::Actor;
 use super::auditing::Auditing;
 use super::durable::Disk;
 use super::hardware::Hardware;
@@ -11,7 +12,7 @@ use crate::domain::{
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
-use crate::ledger::core::{Agenda, LedgerState, Observed, PodQuery, Sight, next_look};
+use crate::ledger::core::{Agenda, Observed, PodQuery, Sight, next_look};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
 use crate::serving::RECORDED_WITHIN;
@@ -19,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
-use tokio::sync::{Notify, OwnedRwLockReadGuard, RwLock, oneshot, watch};
+use tokio::sync::{Notify, OwnedRwLockReadGuard, RwLock, watch};
 
 /// An instance of the daemon.
 #[derive(Debug, Clone)]
@@ -54,10 +55,8 @@ pub(super) struct Inner {
 
 #[derive(Debug)]
 pub(super) struct Cores {
-    pub(super) state: LedgerState<oneshot::Sender<()>>,
+    pub(super) actor: Actor,
     pub(super) age: KubeletAge,
-    /// The ledger's actor handles no message while it writes.
-    pub(super) is_writing: bool,
     judge: Judge,
 }
 
@@ -73,7 +72,7 @@ impl Daemon {
             journal.instances += 1;
             journal.instances
         };
-        let state = recovered(disk, &hardware.hooks);
+        let actor = recovered(disk, &hardware.hooks);
         for path in node.sockets().into_iter().filter(|path| path.starts_with(".holdfast/")) {
             node.unlink(&path);
         }
@@ -88,11 +87,11 @@ impl Daemon {
         let judge = Judge::new(
             Arc::clone(&hardware.specs),
             Arc::default(),
-            state.ledger().listed(),
+            actor.ledger().listed(),
             rules,
-            state.ledger().verdicts(),
+            actor.ledger().verdicts(),
         );
-        let cores = Cores { state, age: KubeletAge::default(), is_writing: false, judge };
+        let cores = Cores { actor, age: KubeletAge::default(), judge };
         let inner = Arc::new(Inner {
             node: node.clone(),
             disk: disk.clone(),
@@ -113,7 +112,7 @@ impl Daemon {
         let granted: Vec<AllocId> = {
             let cores = inner.lock();
             let granted =
-                cores.state.ledger().grants().filter(|grant| grant.state == GrantState::Granted);
+                cores.actor.ledger().grants().filter(|grant| grant.state == GrantState::Granted);
             granted.map(|grant| grant.alloc_id.clone()).collect()
         };
         if let Ok(gate) = Arc::clone(&inner.gate).try_read_owned() {
@@ -153,8 +152,8 @@ impl Inner {
     /// without an event.
     pub(super) fn judge(&self) -> Option<Duration> {
         let mut cores = self.lock();
-        let held = held(cores.state.ledger().grants().map(AsRef::as_ref));
-        let due = cores.state.due();
+        let held = held(cores.actor.ledger().grants().map(AsRef::as_ref));
+        let due = cores.actor.state.due();
         let inventory = cores.judge.judge(&held, &due.free, self.node.moment().boot)?;
         self.inventory.send_if_modified(|published| {
             let changed = **published != *inventory;
@@ -192,7 +191,7 @@ impl Inner {
                     device,
                     verdict: verdict.map(Box::new),
                 });
-                cores.state.ledger().unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
+                cores.actor.ledger().unlisted(&listed).into_iter().chain(judged).collect::<Vec<_>>()
             };
             self.commit(entries).await;
             if inventory.changed().await.is_err() {
@@ -207,7 +206,7 @@ impl Inner {
             self.reconcile_once().await;
             let wait = {
                 let cores = self.lock();
-                next_look(cores.state.ledger(), cores.state.watchlist(), self.node.moment())
+                next_look(cores.actor.ledger(), cores.actor.state.watchlist(), self.node.moment())
             };
             tokio::select! {
                 biased;
@@ -223,7 +222,7 @@ impl Inner {
         let (agenda, settled) = {
             let mut cores = self.lock();
             let settled = cores.age.is_settled(*self.node.kubelet_socket().borrow(), now);
-            (Agenda::of(cores.state.ledger(), cores.state.watchlist(), now), settled)
+            (Agenda::of(cores.actor.ledger(), cores.actor.state.watchlist(), now), settled)
         };
         let mut observation = self.node.observe(&agenda.pods, settled);
         while let Some(query) = agenda.query(&observation) {
@@ -233,7 +232,7 @@ impl Inner {
             }
         }
         self.turn().await;
-        let seen = self.lock().state.observe(&observation, |_| false, self.node.moment());
+        let seen = self.lock().actor.state.observe(&observation, |_| false, self.node.moment());
         let Observed::Decided(entries, _) = seen else { return };
         self.commit(entries).await;
     }
@@ -263,7 +262,7 @@ impl Inner {
         let until = self.node.handle().now() + RECORDED_WITHIN;
         let is_granted = |id| {
             self.lock()
-                .state
+                .actor
                 .ledger()
                 .grant(id)
                 .is_some_and(|grant| grant.state == GrantState::Granted)
@@ -280,7 +279,7 @@ impl Inner {
     fn has_unrecorded(&self) -> bool {
         let (now, kubelet) = (self.node.moment().wall, *self.node.kubelet_socket().borrow());
         let cores = self.lock();
-        let answered = cores.state.ledger().grants().filter(|grant| {
+        let answered = cores.actor.ledger().grants().filter(|grant| {
             let age = Duration::from_millis(now.0.saturating_sub(grant.granted_at.0));
             grant.state == GrantState::Granted && grant.kubelet == kubelet && age < RECORDED_WITHIN
         });

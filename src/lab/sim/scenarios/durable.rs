@@ -25,9 +25,9 @@ pub(super) struct Journal {
     pub(super) listed_in_allocate: bool,
     /// When the ledger's actor last died.
     pub(super) died_at: Option<Duration>,
-    /// How often a hook ran, before or after its device had another holder.
-    pub(super) hooks_run: u64,
-    pub(super) hooks_run_gated: u64,
+    /// How often a hook ran on a free device, and for a container that waited.
+    pub(super) free_hooks: u64,
+    pub(super) gated_hooks: u64,
     /// A container that had the device of a running hook.
     pub(super) hook_in_use: Option<String>,
     /// When each Register was sent.

@@ -22,7 +22,7 @@ impl Inner {
     /// Runs the hooks that may run, one after the other.
     pub(super) async fn run_hooks(self: Arc<Self>) {
         loop {
-            let due = self.lock().state.due();
+            let due = self.lock().actor.state.due();
             let Some(hook) = due.all().next().cloned() else {
                 self.to_run.notified().await;
                 continue;
@@ -30,8 +30,8 @@ impl Inner {
             let is_gated = due.free.is_empty();
             {
                 let mut journal = self.disk.lock();
-                journal.hooks_run += u64::from(!is_gated);
-                journal.hooks_run_gated += u64::from(is_gated);
+                journal.free_hooks += u64::from(!is_gated);
+                journal.gated_hooks += u64::from(is_gated);
             }
             self.note_use(&hook);
             let (took, fails) = self.node.handle().random(|random| {
@@ -41,7 +41,7 @@ impl Inner {
             self.note_use(&hook);
             let result = if fails { Err("it failed".to_owned()) } else { Ok(()) };
             self.turn().await;
-            let entry = ended(self.lock().state.ledger(), &hook, result, self.node.moment().wall);
+            let entry = ended(self.lock().actor.ledger(), &hook, result, self.node.moment().wall);
             self.commit(entry.into_iter().collect()).await;
             if fails {
                 self.node.handle().sleep(AGAIN_AFTER).await;
@@ -77,7 +77,7 @@ impl Inner {
             self.turn().await;
             let view = Gate { node: &self.node, checkpoint: self.node.checkpoint() };
             let (answer, entries) =
-                self.lock().state.check_start(resource, ids, &view, self.node.moment().wall);
+                self.lock().actor.state.check_start(resource, ids, &view, self.node.moment().wall);
             if !entries.is_empty() {
                 // The next check sees its effect.
                 drop(self.submit(entries));
@@ -97,7 +97,7 @@ impl Inner {
         let mut kubelet = self.node.kubelet_socket();
         while kubelet.changed().await.is_ok() {
             self.turn().await;
-            self.lock().state.new_kubelet();
+            self.lock().actor.state.new_kubelet();
         }
     }
 }

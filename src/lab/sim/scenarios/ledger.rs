@@ -1,5 +1,6 @@
 //! The ledger's actor: it writes the entries that wait, one group after the other, and may die.
 
+use super::actor::{Actor, answer};
 use super::daemon::Inner;
 use super::durable::Disk;
 use crate::domain::{Entry, Grant, Refusal};
@@ -13,54 +14,34 @@ const DEATHS: f64 = 0.01;
 /// How often a message that waits for its turn looks.
 const TURN: Duration = Duration::from_micros(50);
 
-/// The state of an actor that begins its life. The ledger is folded from the written entries, not
-/// from an earlier life's memory.
-pub(super) fn recovered(
-    disk: &Disk,
-    hooks: &Arc<ReleaseHooks>,
-) -> LedgerState<oneshot::Sender<()>> {
+/// An actor that begins its life. The ledger is folded from the written entries, not from an
+/// earlier life's memory.
+pub(super) fn recovered(disk: &Disk, hooks: &Arc<ReleaseHooks>) -> Actor {
     let mut ledger = Ledger::default();
     disk.lock().entries.iter().for_each(|entry| {
         ledger.evolve(entry);
     });
-    LedgerState::new(ledger, Arc::clone(hooks))
+    Actor::new(LedgerState::new(ledger, Arc::clone(hooks)))
 }
 
 impl Inner {
     /// Writes, applies and answers the entries that wait, again and again.
     pub(super) async fn commit_all(self: Arc<Self>) {
         loop {
-            let batch = {
-                let mut cores = self.lock();
-                let batch = cores.state.take();
-                cores.is_writing = !batch.is_empty();
-                batch
-            };
-            if batch.is_empty() {
+            let begun = self.lock().actor.begin_write();
+            let Some((entries, replies)) = begun else {
                 self.to_commit.notified().await;
                 continue;
-            }
-            let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let entries: Vec<Entry> = entries.into_iter().flatten().collect();
+            };
             self.disk.append(&self.node, &entries).await;
-            let dies = self.node.handle().random(|random| random.chance(DEATHS));
-            if dies {
+            if self.node.handle().random(|random| random.chance(DEATHS)) {
                 self.disk.lock().died_at = Some(self.node.handle().now());
-            }
-            {
-                let mut cores = self.lock();
-                cores.is_writing = false;
-                if dies {
-                    // A caller without an answer asks the next life, which begins with a pass.
-                    cores.state = recovered(&self.disk, &self.hardware.hooks);
-                    self.to_look.notify_one();
-                } else {
-                    cores.state.apply(&entries);
-                }
-            }
-            for reply in replies.into_iter().filter(|_| !dies) {
-                // The caller may have given up.
-                let _ = reply.send(());
+                // A caller without an answer asks the next life, which begins with a pass.
+                self.lock().actor = recovered(&self.disk, &self.hardware.hooks);
+                self.to_look.notify_one();
+            } else {
+                self.lock().actor.end_write(&entries);
+                answer(replies);
             }
             self.to_run.notify_one();
             self.judge();
@@ -69,14 +50,13 @@ impl Inner {
 
     /// Waits for the turn of a message to the actor.
     pub(super) async fn turn(&self) {
-        while self.lock().is_writing {
+        while self.lock().actor.is_writing {
             self.node.handle().sleep(TURN).await;
         }
     }
 
     pub(super) fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
-        let (reply, done) = oneshot::channel();
-        self.lock().state.add(entries, reply);
+        let done = self.lock().actor.submit(entries);
         self.to_commit.notify_one();
         done
     }
@@ -101,10 +81,10 @@ impl Inner {
             let refused: Option<Refusal> = {
                 let cores = self.lock();
                 // The former life may have written it.
-                if cores.state.ledger().grant(&grant.alloc_id).is_some() {
+                if cores.actor.ledger().grant(&grant.alloc_id).is_some() {
                     return Ok(());
                 }
-                cores.state.refusal(&grant)
+                cores.actor.state.refusal(&grant)
             };
             if let Some(why) = refused.map(|refused| refused.to_string()).or_else(&refusal) {
                 return Err(why);

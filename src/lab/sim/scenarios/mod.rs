@@ -22,6 +22,7 @@
 //! many as begin within an hour, and `HOLDFAST_FIRST_SEED` continues where an earlier one ended. A
 //! failure prints its seed, and `HOLDFAST_SEED=<seed>` repeats it with all its events.
 
+mod actor;
 mod auditing;
 mod claims;
 mod daemon;

@@ -14,7 +14,7 @@ mod fault_phase;
 mod later_phases;
 
 use super::daemon::Daemon;
-use super::durable::Disk;
+use super::durable::{Disk, Journal};
 use super::hardware::{Hardware, gpu, nic};
 use super::oracles::{Oracles, Violation};
 use super::parameters::Parameters;
@@ -23,6 +23,7 @@ use crate::lab::sim::kubelet::{Hook, Interleaving, Pod, PodPhase, PodSpec, Start
 use crate::lab::sim::memory::{Node, Simulation};
 use crate::lab::sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -37,13 +38,32 @@ pub(super) struct Outcome {
     pub(super) events: Vec<String>,
     pub(super) interleavings: BTreeMap<Interleaving, u64>,
     pub(super) hooks: BTreeMap<Hook, u64>,
+    pub(super) counts: Counts,
+}
+
+/// What happened in one run, or in several.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) grants: u64,
     pub(super) refusals: u64,
     pub(super) excused: u64,
-    pub(super) contested: u64,
+    pub(super) truces: u64,
     pub(super) taken: u64,
-    pub(super) grants: u64,
     /// Hooks that ran on a free device, and for a container that waited.
-    pub(super) hooks_run: [u64; 2],
+    pub(super) free_hooks: u64,
+    pub(super) gated_hooks: u64,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
+        self.grants += other.grants;
+        self.refusals += other.refusals;
+        self.excused += other.excused;
+        self.truces += other.truces;
+        self.taken += other.taken;
+        self.free_hooks += other.free_hooks;
+        self.gated_hooks += other.gated_hooks;
+    }
 }
 
 struct Run {
@@ -186,28 +206,20 @@ impl Run {
 
     fn outcome(self) -> Outcome {
         let Oracles { violation, refusals, excused, taken, .. } = self.oracles;
-        let contested = self.disk.lock().truces;
-        let hooks_run = {
-            let journal = self.disk.lock();
-            [journal.hooks_run, journal.hooks_run_gated]
-        };
         let grants = self
             .disk
             .entries()
             .iter()
             .filter(|entry| matches!(entry, crate::domain::Entry::Grant(_)))
             .count() as u64;
+        let Journal { truces, free_hooks, gated_hooks, .. } = *self.disk.lock();
+        let counts = Counts { grants, refusals, excused, truces, taken, free_hooks, gated_hooks };
         self.node.view(|view| Outcome {
             violation,
             events: view.events().iter().map(ToString::to_string).collect(),
             interleavings: view.interleavings().clone(),
             hooks: view.hooks().clone(),
-            refusals,
-            excused,
-            contested,
-            taken,
-            grants,
-            hooks_run,
+            counts,
         })
     }
 }

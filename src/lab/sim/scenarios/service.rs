@@ -151,7 +151,7 @@ impl Plugin for Service {
                 cores.age.is_settled(*inner.node.kubelet_socket().borrow(), inner.node.moment());
             let evidence =
                 NodeEvidence { node: &inner.node, settled, checkpoint: inner.node.checkpoint() };
-            doubt(cores.state.ledger(), cores.state.watchlist(), &grant, &evidence)
+            doubt(cores.actor.ledger(), cores.actor.state.watchlist(), &grant, &evidence)
                 .filter(|doubt| doubt.proof == Proof::Complete)
                 .map(|doubt| {
                     format!("device `{}` is still in use by pod {}", doubt.id, doubt.pod.uid)

@@ -3,7 +3,7 @@
 use super::daemon::Daemon;
 use super::durable::Disk;
 use super::hardware::Hardware;
-use super::scenario::{Outcome, run};
+use super::scenario::{Counts, Outcome, run};
 use super::seeds::{Seeds, number};
 use crate::domain::Safeguard;
 use crate::lab::sim::kubelet::{Behaviour, Hook, Interleaving, Start};
@@ -33,12 +33,7 @@ fn explain(seed: u64, outcome: &Outcome) -> String {
 struct Sum {
     interleavings: BTreeMap<Interleaving, u64>,
     hooks: BTreeMap<Hook, u64>,
-    refusals: u64,
-    excused: u64,
-    contested: u64,
-    taken: u64,
-    grants: u64,
-    hooks_run: [u64; 2],
+    counts: Counts,
     failures: Vec<(u64, Outcome)>,
 }
 
@@ -51,12 +46,7 @@ impl Sum {
         Sum {
             interleavings: std::mem::take(&mut outcome.interleavings),
             hooks: std::mem::take(&mut outcome.hooks),
-            refusals: outcome.refusals,
-            excused: outcome.excused,
-            contested: outcome.contested,
-            taken: outcome.taken,
-            grants: outcome.grants,
-            hooks_run: outcome.hooks_run,
+            counts: std::mem::take(&mut outcome.counts),
             failures: Vec::from_iter(outcome.violation.is_some().then_some((seed, outcome))),
         }
     }
@@ -64,14 +54,7 @@ impl Sum {
     fn add(&mut self, other: Sum) {
         add_all(&mut self.interleavings, other.interleavings);
         add_all(&mut self.hooks, other.hooks);
-        self.refusals += other.refusals;
-        self.excused += other.excused;
-        self.contested += other.contested;
-        self.taken += other.taken;
-        self.grants += other.grants;
-        for (sum, count) in self.hooks_run.iter_mut().zip(other.hooks_run) {
-            *sum += count;
-        }
+        self.counts += other.counts;
         self.failures.extend(other.failures);
     }
 }
@@ -87,23 +70,13 @@ fn no_oracle_is_violated() {
     let (runs, sums) = Seeds::wanted().run(|sum: &mut Sum, seed| sum.add(Sum::of(seed, run(seed))));
     let mut sum = Sum::default();
     sums.into_iter().for_each(|part| sum.add(part));
-    let Sum {
-        interleavings,
-        hooks,
-        refusals,
-        excused,
-        contested,
-        taken,
-        grants,
-        hooks_run,
-        mut failures,
-    } = sum;
+    let Sum { interleavings, hooks, counts, mut failures } = sum;
+    let Counts { grants, refusals, excused, truces, taken, free_hooks, gated_hooks } = counts;
     println!(
-        "{grants} grants, {refusals} refused with proof, {excused} violations excused, {contested} \
+        "{grants} grants, {refusals} refused with proof, {excused} violations excused, {truces} \
          truces, {taken} taken by the rival plugin"
     );
-    let [free, gated] = hooks_run;
-    println!("{free} hooks ran on a free device, {gated} for a container that waited");
+    println!("{free_hooks} hooks ran on a free device, {gated_hooks} for a container that waited");
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
     failures.sort_by_key(|(seed, _)| *seed);
     let summary: Vec<_> = failures
@@ -120,7 +93,7 @@ fn no_oracle_is_violated() {
         seldom_seen.is_empty() && seldom_reached.is_empty(),
         "covered too seldom: {seldom_seen:?} {seldom_reached:?}"
     );
-    assert!(free >= runs / 10 && gated >= runs / 100, "hooks run too seldom");
+    assert!(free_hooks >= runs / 10 && gated_hooks >= runs / 100, "hooks run too seldom");
 }
 
 #[test]

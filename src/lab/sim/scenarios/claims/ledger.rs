@@ -3,6 +3,7 @@
 mod looks;
 mod record;
 
+use super::super::actor::{Actor, Reply, answer};
 use super::daemon::edits;
 use super::machine::devices;
 use super::world::{MS, Step, Tasks, World, by_number, name_of};
@@ -36,10 +37,8 @@ pub(super) struct LedgerShell {
 
 #[derive(Debug)]
 struct Cores {
-    state: LedgerState<oneshot::Sender<()>>,
+    actor: Actor,
     age: KubeletAge,
-    /// The actor handles no message while it writes.
-    is_writing: bool,
     looks: BTreeMap<String, ClaimLook>,
     /// The last read of the kubelet's file, with the pods that the ledger lacks.
     record: KubeletClaims,
@@ -48,9 +47,8 @@ struct Cores {
 impl Cores {
     fn new(ledger: Ledger) -> Self {
         Cores {
-            state: LedgerState::new(ledger, Arc::default()),
+            actor: Actor::new(LedgerState::new(ledger, Arc::default())),
             age: KubeletAge::default(),
-            is_writing: false,
             looks: BTreeMap::new(),
             record: KubeletClaims::default(),
         }
@@ -100,18 +98,11 @@ impl LedgerShell {
     /// Writes, syncs and applies the entries that wait, again and again.
     async fn commit_all(self: Arc<Self>) {
         loop {
-            let batch = {
-                let mut cores = self.cores();
-                let batch = cores.state.take();
-                cores.is_writing = !batch.is_empty();
-                batch
-            };
-            if batch.is_empty() {
+            let begun = self.cores().actor.begin_write();
+            let Some((entries, replies)) = begun else {
                 self.to_commit.notified().await;
                 continue;
-            }
-            let (entries, replies): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-            let entries: Vec<Entry> = entries.into_iter().flatten().collect();
+            };
             let world = &self.world;
             world.pause(MS / 20, MS).await;
             world.machine().write_entries(&entries);
@@ -133,25 +124,20 @@ impl LedgerShell {
         self.world.machine().sync_entries();
     }
 
-    fn apply(&self, entries: &[Entry], replies: Vec<oneshot::Sender<()>>) {
+    fn apply(&self, entries: &[Entry], replies: Vec<Reply>) {
         let grants: Vec<Arc<Grant>> = {
             let mut cores = self.cores();
-            cores.state.apply(entries);
-            cores.is_writing = false;
-            cores.state.ledger().grants().cloned().collect()
+            cores.actor.end_write(entries);
+            cores.actor.ledger().grants().cloned().collect()
         };
         self.snapshot.send_replace(Arc::new(grants));
-        for reply in replies {
-            // The caller may be dead.
-            let _ = reply.send(());
-        }
+        answer(replies);
     }
 
     /// Adds entries to the next commit.
     fn submit(&self, entries: Vec<Entry>) -> oneshot::Receiver<()> {
-        let (reply, done) = oneshot::channel();
         entries.iter().for_each(|entry| self.world.log(brief(entry)));
-        self.cores().state.add(entries, reply);
+        let done = self.cores().actor.submit(entries);
         self.to_commit.notify_one();
         done
     }
@@ -159,7 +145,7 @@ impl LedgerShell {
     /// Waits for the turn of a message.
     async fn turn(&self) {
         self.world.handle.pass().await;
-        while self.cores().is_writing {
+        while self.cores().actor.is_writing {
             self.world.pause(MS / 20, MS).await;
         }
     }
@@ -167,7 +153,7 @@ impl LedgerShell {
     /// Waits for the turn behind a commit that concerns the claim.
     async fn turn_of_claim(&self, uid: &str) {
         self.turn().await;
-        while self.cores().state.is_uncommitted(uid) {
+        while self.cores().actor.state.is_uncommitted(uid) {
             self.world.pause(MS / 20, MS).await;
             self.turn().await;
         }
@@ -183,7 +169,7 @@ impl LedgerShell {
         };
         let alloc_id = grant.alloc_id.clone();
         self.turn().await;
-        let refusal = self.cores().state.refusal(&grant);
+        let refusal = self.cores().actor.state.refusal(&grant);
         if let Some(refusal) = refusal {
             return Err(refusal.to_string());
         }
@@ -326,7 +312,7 @@ impl ClaimLedger for LedgerShell {
         assert!(is_one_claim(&wanted), "{wanted:?}");
         let Recording { entries, answer } = {
             let (mut cores, machine) = (self.cores(), self.world.machine());
-            cores.state.record_claim(&wanted, &|uid: &str| machine.cgroup(uid), now)
+            cores.actor.state.record_claim(&wanted, &|uid: &str| machine.cgroup(uid), now)
         };
         // What an earlier process has recorded may not be on the disk yet.
         let writes = answer.is_ok() && Safeguard::DurableRecord.is_on() || !entries.is_empty();
@@ -350,7 +336,7 @@ impl ClaimLedger for LedgerShell {
         let entries = {
             let (cores, machine) = (self.cores(), self.world.machine());
             let (cgroup, now) = (|uid: &str| machine.cgroup(uid), self.world.moment().wall);
-            cores.state.release_claim(&claim.uid, &pods, &cgroup, now)
+            cores.actor.state.release_claim(&claim.uid, &pods, &cgroup, now)
         };
         if entries.is_empty() && !Safeguard::DurableRecord.is_on() {
             return Ok(());

@@ -22,7 +22,7 @@ impl LedgerShell {
             self.reconcile_once().await;
             let wait = {
                 let cores = self.cores();
-                next_look(cores.state.ledger(), cores.state.watchlist(), self.world.moment())
+                next_look(cores.actor.ledger(), cores.actor.state.watchlist(), self.world.moment())
             };
             tokio::select! {
                 biased;
@@ -39,7 +39,7 @@ impl LedgerShell {
             let kubelet = self.world.machine().kubelet;
             let settled = cores.age.is_settled(kubelet, now);
             let (api, kubelet) = (cores.looks.clone(), Some(cores.record.clone()));
-            let agenda = Agenda::of(cores.state.ledger(), cores.state.watchlist(), now);
+            let agenda = Agenda::of(cores.actor.ledger(), cores.actor.state.watchlist(), now);
             (agenda, settled, ClaimEvidence { api, kubelet })
         };
         let is_up = self.world.kubelet().is_some();
@@ -48,7 +48,8 @@ impl LedgerShell {
             observation.pods = answer(&self.world, query);
         }
         self.turn().await;
-        let Observed::Decided(entries, _) = self.cores().state.observe(&observation, |_| true, now)
+        let Observed::Decided(entries, _) =
+            self.cores().actor.state.observe(&observation, |_| true, now)
         else {
             return;
         };
@@ -77,7 +78,7 @@ impl LedgerShell {
             let ended =
                 |grant: &&Arc<Grant>| grant.pods().all(|pod| machine.cgroup(&pod.uid).is_dead());
             let holds = cores
-                .state
+                .actor
                 .ledger()
                 .grants()
                 .filter(ended)
