@@ -5,13 +5,16 @@
 //! in an older segment, or a gap before the head, costs no live grant. A grant whose write failed
 //! was never confirmed, and does not come back although its bytes may be on the disk.
 
+mod file;
 mod taken;
+#[cfg(test)]
+mod tests;
 
+use self::file::{read, read_again};
 use super::codec::{self, Defect, Record};
 use super::scan::{Header, header, is_followed, resynchronise};
-use super::{segments, used};
+use super::segments;
 use crate::domain::{AllocId, Entry, Grant, GrantState};
-use crate::host;
 use crate::store::index::DatabaseSnapshot;
 use crate::store::layout::journal_dir;
 use crate::store::lock::read_confirmed;
@@ -21,9 +24,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// `EIO` of Linux.
-const EIO: i32 = 5;
 
 /// The grants of a head that is being read, and the notes before it that only the journal has.
 type InHead = (BTreeSet<AllocId>, Notes);
@@ -139,14 +139,12 @@ impl JournalReplay {
     /// Reads the next segment.
     pub(crate) fn read_segment(&mut self, first: u64, path: &Path) -> Result<(), StoreError> {
         self.segments.push((first, path.to_owned()));
-        match host::read_regular(path) {
-            Ok(bytes) => self.segment(first, path, &bytes[..used(&bytes)]),
-            // The disk cannot read the sectors. That is damage.
-            Err(error) if error.raw_os_error() == Some(EIO) => {
+        match read(path)? {
+            Some(bytes) => self.segment(first, path, bytes),
+            None => {
                 self.damage(path, first, first);
                 Ok(())
             }
-            Err(error) => Err(StoreError::io("read", path)(error)),
         }
     }
 
@@ -192,8 +190,8 @@ impl JournalReplay {
         self.grants.iter().filter(|(_, (_, grant))| grant.is_live())
     }
 
-    fn segment(&mut self, first: u64, path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-        let (head, mut at) = match header(bytes) {
+    fn segment(&mut self, first: u64, path: &Path, mut bytes: Vec<u8>) -> Result<(), StoreError> {
+        let (head, mut at) = match header(&bytes) {
             Header::Head { records, bytes } => (Some(records), bytes),
             Header::Newer(version) => {
                 return Err(StoreError::Newer { path: path.to_owned(), version });
@@ -215,7 +213,7 @@ impl JournalReplay {
             && self.last + 1 >= first;
         let copies_to = if covered { first + head.unwrap_or(0) } else { first };
         self.gap_before(first);
-        let mut expected = first;
+        let (mut expected, mut was_read_again) = (first, false);
         let mut in_head: Option<InHead> =
             head.map(|_| (BTreeSet::new(), self.notes.take_of_journal()));
         loop {
@@ -244,9 +242,13 @@ impl JournalReplay {
                         }
                     }
                 }
-                _ => match resynchronise(bytes, at, expected)
+                _ => match resynchronise(&bytes, at, expected)
                     .filter(|(next, _)| self.was_confirmed(expected, &bytes[*next..]))
                 {
+                    Some(_) if !was_read_again => {
+                        bytes = read_again(path, bytes)?;
+                        was_read_again = true;
+                    }
                     Some((next, seq)) => {
                         self.damage(path, expected.max(copies_to), seq - 1);
                         self.leave_head(in_head.take());

@@ -275,7 +275,7 @@ impl Journal {
     }
 }
 
-fn header_and_head(first: u64, head: &[&[u8]]) -> Vec<u8> {
+pub(super) fn header_and_head(first: u64, head: &[&[u8]]) -> Vec<u8> {
     // The header's crc distinguishes a later version from a flipped bit.
     let text = format!("{MAGIC}{} head={}", codec::FRAMING, head.len());
     let mut bytes = format!("{text} crc={:08x}\n", crc32fast::hash(text.as_bytes())).into_bytes();
