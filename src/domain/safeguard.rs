@@ -21,6 +21,8 @@ pub enum Safeguard {
     ListAfterRecord,
     /// A device that a running container of another pod provably has is not granted (I2).
     RefusalOnProof,
+    /// The grants of another plugin are taken over from the kubelet's checkpoint.
+    TakeOver,
     /// An object that a container holds by one id is not granted by another id (I2).
     HeldObjects,
     /// A claim is answered after its record is durable (I1).

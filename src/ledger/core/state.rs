@@ -14,7 +14,8 @@ use super::watchlist::Watchlist;
 use super::{Agenda, Change, Ledger};
 use crate::domain::{
     AllocId, CgroupState, Checkpoint, CheckpointEntry, ClaimRef, DeviceId, DueHooks, Entry, Grant,
-    GrantState, Moment, NotReleased, Observation, Refusal, ResourceName, StartBlocked, Timestamp,
+    GrantState, Moment, NotReleased, Observation, Refusal, ResourceName, Safeguard, StartBlocked,
+    Timestamp,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -176,7 +177,9 @@ impl<R> LedgerState<R> {
         now: Moment,
     ) -> Observed {
         let others = seen.checkpoint.as_deref().map(|checkpoint| self.others(checkpoint, is_ours));
-        if let Some(others) = others.filter(|others| !others.is_empty()) {
+        if let Some(others) = others.filter(|others| !others.is_empty())
+            && Safeguard::TakeOver.is_on()
+        {
             return Observed::TakeOver(others);
         }
         let mut entries = reconcile(&mut self.watchlist, &self.ledger, seen, now);

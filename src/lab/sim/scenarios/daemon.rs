@@ -7,16 +7,16 @@ use super::hardware::Hardware;
 use super::ledger::recovered;
 use super::registration::Registration;
 use crate::domain::{
-    AllocId, Checkpoint, ContainerEdits, DeviceId, Entry, Grant, GrantState, Inventory, PodReport,
-    ResourceName, Safeguard,
+    AllocId, Checkpoint, CheckpointGrant, ContainerEdits, DeviceId, Entry, Grant, GrantState,
+    Inventory, PodReport, ResourceName, Safeguard,
 };
 use crate::health::core::{Judge, Rules, held};
 use crate::lab::sim::memory::{Node, Process};
-use crate::ledger::core::{Agenda, Observed, PodQuery, Sight, next_look};
+use crate::ledger::core::{Agenda, Observed, PodQuery, Sight, next_look, rebuild};
 use crate::ledger::observe::KubeletAge;
 use crate::registration::core::State;
 use crate::serving::RECORDED_WITHIN;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -232,9 +232,40 @@ impl Inner {
             }
         }
         self.turn().await;
-        let seen = self.lock().actor.state.observe(&observation, |_| false, self.node.moment());
-        let Observed::Decided(entries, _) = seen else { return };
+        let is_ours = |resource: &ResourceName| self.registrations.contains_key(resource);
+        let seen = self.lock().actor.state.observe(&observation, is_ours, self.node.moment());
+        let entries = match seen {
+            Observed::Decided(entries, _) => entries,
+            Observed::TakeOver(resources) => self.others(&resources),
+        };
         self.commit(entries).await;
+    }
+
+    /// The grants that another plugin made, from the kubelet's checkpoint. The next pass comes with
+    /// its next write.
+    fn others(&self, resources: &BTreeSet<ResourceName>) -> Vec<Entry> {
+        let Some(checkpoint) = self.node.checkpoint() else { return Vec::new() };
+        let others = checkpoint
+            .entries()
+            .iter()
+            .filter(|entry| entry.alloc_id.is_none() && resources.contains(&entry.resource));
+        let kept = others.map(|entry| CheckpointGrant {
+            alloc_id: entry.grant_id(),
+            pod_uid: entry.pod_uid.clone(),
+            container: entry.container.clone(),
+            resource: entry.resource.clone(),
+            devices: entry.device_ids.iter().map(|id| (id.clone(), vec![0])).collect(),
+            edits: ContainerEdits::default(),
+        });
+        // Live and released, and what was released long ago.
+        let known = self.disk.granted();
+        let grants = rebuild(
+            kept.collect(),
+            &known,
+            self.lock().actor.ledger().names(),
+            self.node.moment().wall,
+        );
+        grants.into_iter().map(|grant| Entry::Grant(Arc::new(grant))).collect()
     }
 
     async fn ask(&self, query: PodQuery) -> PodReport {

@@ -3,7 +3,7 @@
 use crate::domain::{AllocId, Entry, KubeletGeneration, ResourceName};
 use crate::lab::sim::memory::Node;
 use crate::ledger::core::Ledger;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -50,6 +50,14 @@ impl Disk {
 
     pub(super) fn entries(&self) -> Vec<Entry> {
         self.lock().entries.clone()
+    }
+
+    /// Every grant that was ever recorded.
+    pub(super) fn granted(&self) -> BTreeSet<AllocId> {
+        let id = |entry: &Entry| {
+            if let Entry::Grant(grant) = entry { Some(grant.alloc_id.clone()) } else { None }
+        };
+        self.lock().entries.iter().filter_map(id).collect()
     }
 
     pub(super) fn listed_in_allocate(&self) -> bool {

@@ -11,7 +11,8 @@
 //!
 //! The ledger's actor is the same [`LedgerState`](crate::ledger::core::LedgerState) as in the
 //! daemon, with its group commit, and it may die with any commit (`ledger`). In a part of the runs
-//! the GPUs have a hook after their release, with the gate before a container starts (`hooks`).
+//! the GPUs have a hook after their release, with the gate before a container starts (`hooks`). The
+//! grants of a foreign plugin are taken over, as on a node that moves to Holdfast (`daemon`).
 //!
 //! It tests every decision of the daemon; the shells (sockets, gRPC, files, actors) have tests of
 //! their own on real sockets. [`Safeguard`](crate::domain::Safeguard) turns one decision off at a

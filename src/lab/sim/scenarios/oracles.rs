@@ -3,7 +3,7 @@
 //! | oracle | checked | condition |
 //! | --- | --- | --- |
 //! | O1 | always | an exclusive id is never in running containers of two pods, if provable |
-//! | O2 | always | a running container's ids are those of a live grant in the ledger |
+//! | O2 | always | a running container's ids are those of a live grant in the ledger (below) |
 //! | O3 | at the end | every grant without a holder is released; earlier, O2 would miss it |
 //! | O4 | always | no list of ours crashes the kubelet |
 //! | O5 | when idle | the resource is served (below); no truce without another plugin |
@@ -21,8 +21,9 @@
 //!
 //! Effects of a foreign plugin of the resource are excused, but only these:
 //!
-//! - a container that got exactly the ids of the plugin's answer, once for each of its answers;
-//! - a device that disappears while such a container has it;
+//! - a container that got exactly the ids of the plugin's answer, once for each of its answers,
+//!   until the ledger has taken over the grant: that is checked when idle;
+//! - a device that disappears while such a container has it, and the ledger has no grant of it;
 //! - a resource that was stopped or forgotten while the plugin's goroutines were active in the
 //!   kubelet, if a stream of ours was open throughout. Nothing reports that to Holdfast until the
 //!   kubelet restarts; from then on there is no excuse.
@@ -84,6 +85,8 @@ pub(super) struct Oracles {
     disrupted_at: Duration,
     /// Checks in the idle phase that found such a broken state.
     pub(super) taken: u64,
+    /// Containers of the foreign plugin whose grants the ledger had when idle.
+    pub(super) taken_over: u64,
     /// The grants that the present start of the kubelet has had in its memory.
     remembered: BTreeSet<AllocId>,
     /// Whether the kubelet was made to lose its record of grants.
@@ -112,6 +115,7 @@ impl Oracles {
             rival_effects: None,
             disrupted_at: Duration::ZERO,
             taken: 0,
+            taken_over: 0,
             remembered: BTreeSet::new(),
             has_lost_record: false,
             is_idle: false,
@@ -205,8 +209,14 @@ impl Oracles {
                 let inventory = daemon.inner.inventory.borrow().clone();
                 let listed: BTreeSet<DeviceId> =
                     list(&inventory, resource).into_iter().map(|device| device.id).collect();
+                // A grant of the foreign plugin keeps its devices in the list once the ledger has
+                // taken it over.
+                let is_held = |id: &DeviceId| {
+                    disk.ledger(|ledger| ledger.holders(resource, id).next().is_some())
+                };
                 let missing = |id: &DeviceId| {
-                    !listed.contains(id) && !self.is_rival_answers(|other| other == id)
+                    !listed.contains(id)
+                        && (is_held(id) || !self.is_rival_answers(|other| other == id))
                 };
                 if devices.iter().any(missing) {
                     self.violated(

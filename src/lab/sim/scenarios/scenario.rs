@@ -49,6 +49,7 @@ pub(super) struct Counts {
     pub(super) excused: u64,
     pub(super) truces: u64,
     pub(super) taken: u64,
+    pub(super) taken_over: u64,
     /// Hooks that ran on a free device, and for a container that waited.
     pub(super) free_hooks: u64,
     pub(super) gated_hooks: u64,
@@ -61,6 +62,7 @@ impl AddAssign for Counts {
         self.excused += other.excused;
         self.truces += other.truces;
         self.taken += other.taken;
+        self.taken_over += other.taken_over;
         self.free_hooks += other.free_hooks;
         self.gated_hooks += other.gated_hooks;
     }
@@ -205,7 +207,7 @@ impl Run {
     }
 
     fn outcome(self) -> Outcome {
-        let Oracles { violation, refusals, excused, taken, .. } = self.oracles;
+        let Oracles { violation, refusals, excused, taken, taken_over, .. } = self.oracles;
         let grants = self
             .disk
             .entries()
@@ -213,7 +215,16 @@ impl Run {
             .filter(|entry| matches!(entry, crate::domain::Entry::Grant(_)))
             .count() as u64;
         let Journal { truces, free_hooks, gated_hooks, .. } = *self.disk.lock();
-        let counts = Counts { grants, refusals, excused, truces, taken, free_hooks, gated_hooks };
+        let counts = Counts {
+            grants,
+            refusals,
+            excused,
+            truces,
+            taken,
+            taken_over,
+            free_hooks,
+            gated_hooks,
+        };
         self.node.view(|view| Outcome {
             violation,
             events: view.events().iter().map(ToString::to_string).collect(),

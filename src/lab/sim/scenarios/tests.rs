@@ -71,10 +71,11 @@ fn no_oracle_is_violated() {
     let mut sum = Sum::default();
     sums.into_iter().for_each(|part| sum.add(part));
     let Sum { interleavings, hooks, counts, mut failures } = sum;
-    let Counts { grants, refusals, excused, truces, taken, free_hooks, gated_hooks } = counts;
+    let Counts { grants, refusals, excused, truces, taken, taken_over, free_hooks, gated_hooks } =
+        counts;
     println!(
         "{grants} grants, {refusals} refused with proof, {excused} violations excused, {truces} \
-         truces, {taken} taken by the rival plugin"
+         truces, {taken} taken by the rival plugin, {taken_over} of its containers taken over"
     );
     println!("{free_hooks} hooks ran on a free device, {gated_hooks} for a container that waited");
     println!("interleavings: {interleavings:?}\nhooks: {hooks:?}");
@@ -100,7 +101,7 @@ fn no_oracle_is_violated() {
 fn without_any_one_safeguard_an_oracle_is_violated() {
     use Safeguard::{
         Audit, Broadcast, HeldIds, ListAfterRecord, ReRegister, RefusalOnProof, SettlingRegister,
-        StreamDeadline, UniqueSockets,
+        StreamDeadline, TakeOver, UniqueSockets,
     };
     // Most missing safeguards are detected within a hundred seeds.
     for safeguard in [
@@ -113,6 +114,7 @@ fn without_any_one_safeguard_an_oracle_is_violated() {
         Broadcast,
         ListAfterRecord,
         RefusalOnProof,
+        TakeOver,
     ] {
         let found = safeguard.without(|| {
             (0..1000).find_map(|seed| run(seed).violation.map(|violation| (seed, violation)))

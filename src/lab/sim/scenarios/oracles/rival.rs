@@ -1,9 +1,11 @@
 //! Effects of a foreign plugin of the resource: which containers and losses the oracles excuse.
 
+use super::super::durable::Disk;
 use super::super::hardware::gpu;
 use super::Oracles;
-use crate::domain::{DeviceId, ResourceName};
+use crate::domain::{DeviceId, Grant, ResourceName};
 use crate::lab::sim::kubelet::{Holder, View};
+use std::time::Duration;
 
 impl Oracles {
     /// Answers of the foreign plugin have no allocation id of ours.
@@ -25,11 +27,42 @@ impl Oracles {
             && self.rival_effects.as_ref().is_some_and(|period| period.contains(&self.disrupted_at))
     }
 
-    /// Whether the foreign plugin gave such an id to a container. The ledger does not know it, and
-    /// when the device disappears, nothing keeps it in the list.
+    /// Whether the foreign plugin gave such an id to a container.
     pub(super) fn is_rival_answers(&self, fits: impl Fn(&DeviceId) -> bool) -> bool {
         self.rival_answers.has(&fits)
             || self.rival_containers.iter().any(|(_, _, ids)| ids.iter().any(&fits))
+    }
+
+    /// Checked when nothing has changed for seconds: the ledger has taken over the plugin's grants,
+    /// so that its containers hold their devices.
+    pub(in super::super) fn taken_over(&mut self, view: &View<'_>, disk: &Disk, now: Duration) {
+        let mut holders = view.holders();
+        holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
+        holders.retain(|holder| self.is_of_rival(&gpu(), holder));
+        for holder in &holders {
+            // The kubelet may have lost its record before the daemon read it.
+            let recorded = view.devices(&holder.pod_uid, &holder.container);
+            let (Some(ids), true) = (holder.devices.get(&gpu()), recorded.contains_key(&gpu()))
+            else {
+                continue;
+            };
+            let holds = |id: &DeviceId| {
+                disk.ledger(|ledger| {
+                    let is_of =
+                        |grant: &Grant| grant.pod().is_some_and(|pod| pod.uid == holder.pod_uid);
+                    let resource = gpu();
+                    ledger.holders(&resource, id).any(|grant| is_of(grant))
+                })
+            };
+            if !ids.iter().all(holds) {
+                let what = format!(
+                    "{}/{} has {ids:?} from another plugin, and no grant",
+                    holder.pod_uid, holder.container
+                );
+                return self.violated("O2", now, what);
+            }
+            self.taken_over += 1;
+        }
     }
 
     pub(super) fn is_of_rival(&self, resource: &ResourceName, holder: &Holder) -> bool {

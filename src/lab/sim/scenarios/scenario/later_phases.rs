@@ -100,8 +100,11 @@ impl Run {
         self.run_to(at);
         self.served();
         let now = self.now();
-        let oracles = &mut self.oracles;
-        self.node.view(|view| oracles.no_pod_lost(view, &running, now));
+        let (disk, oracles) = (&self.disk, &mut self.oracles);
+        self.node.view(|view| {
+            oracles.no_pod_lost(view, &running, now);
+            oracles.taken_over(view, disk, now);
+        });
     }
 
     pub(super) fn settled(&mut self) {
