@@ -11,9 +11,9 @@ use crate::domain::{
     PreparedDevice, ResourceName, Safeguard,
 };
 use futures_util::future::BoxFuture;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
@@ -27,8 +27,6 @@ const READ_AGAIN: Duration = Duration::from_millis(100);
 const READ_AGAIN_MAX: Duration = Duration::from_secs(2);
 /// How often the ledger is asked whether a device is free. Former pods end within seconds.
 const BLOCKED_AGAIN: Duration = Duration::from_millis(200);
-/// Claims whose steps may run at the same time; those of one claim never do.
-const LOCKS: usize = 16;
 
 /// A device of a claim: its resource, its id, and its name in the slice.
 type Wanted = (ResourceName, DeviceId, DraName);
@@ -74,33 +72,45 @@ pub struct ClaimPreparer {
     name_of: NameOf,
     files: ClaimFiles,
     clock: Arc<dyn Clock>,
-    /// A record and its file change in one step: the kubelet may call Unprepare while a Prepare of
-    /// the same claim still runs. Each lock counts the changes.
-    locks: [Mutex<u64>; LOCKS],
     calls: Calls,
 }
 
-/// The Prepares that run, by the UIDs of their claims. An Unprepare ends those of its claim: the
-/// kubelet has cancelled them, which a busy daemon may learn later.
+/// The claims of which a call runs, by UID.
 #[derive(Debug, Default)]
-struct Calls(std::sync::Mutex<Vec<(String, Weak<AtomicBool>)>>);
+struct Calls(std::sync::Mutex<BTreeMap<String, Weak<Call>>>);
+
+/// What the calls of one claim share: the kubelet may call Unprepare while a Prepare of the same
+/// claim still runs.
+#[derive(Debug, Default)]
+struct Call {
+    /// Held while a record and its file change, which is one step. Counts the changes.
+    step: Mutex<u64>,
+    /// The Unprepares. Each ends the Prepares that began before it: the kubelet has cancelled them,
+    /// which a busy daemon may learn later.
+    ends: AtomicU64,
+}
 
 impl Calls {
-    /// A call, which runs for as long as its value lives. The value becomes true when it is ended.
-    fn begin(&self, of: &ClaimRef) -> Arc<AtomicBool> {
-        let call = Arc::default();
+    /// Begins a call, which runs for as long as the value lives.
+    fn begin(&self, of: &ClaimRef) -> Arc<Call> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|(_, call)| call.strong_count() > 0);
-        all.push((of.uid.clone(), Arc::downgrade(&call)));
+        if let Some(call) = all.get(&of.uid).and_then(Weak::upgrade) {
+            return call;
+        }
+        all.retain(|_, call| call.strong_count() > 0);
+        let call = Arc::default();
+        all.insert(of.uid.clone(), Arc::downgrade(&call));
         call
     }
+}
 
-    fn end_all(&self, of: &ClaimRef) {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for call in all.iter().filter(|(uid, _)| *uid == of.uid).filter_map(|(_, it)| it.upgrade())
-        {
-            call.store(true, Ordering::Relaxed);
-        }
+impl Call {
+    async fn step(&self) -> Option<MutexGuard<'_, u64>> {
+        if Safeguard::ClaimStep.is_on() { Some(self.step.lock().await) } else { None }
+    }
+
+    fn ends(&self) -> u64 {
+        if Safeguard::ClaimStep.is_on() { self.ends.load(Ordering::Relaxed) } else { 0 }
     }
 }
 
@@ -120,10 +130,9 @@ impl ClaimPreparer {
         name_of: NameOf,
         files: ClaimFiles,
     ) -> Self {
-        let locks = std::array::from_fn(|_| Mutex::new(0));
         let clock = Arc::new(RealTime(tokio::time::Instant::now()));
         let calls = Calls::default();
-        ClaimPreparer { source, ledger, devices, name_of, files, clock, locks, calls }
+        ClaimPreparer { source, ledger, devices, name_of, files, clock, calls }
     }
 
     /// The same, with another time.
@@ -156,9 +165,10 @@ impl ClaimPreparer {
     /// # Errors
     /// One sentence, when the release cannot be made durable.
     pub async fn unprepare(&self, of: &ClaimRef) -> Result<(), String> {
-        let mut step = self.step(of).await;
+        let call = self.calls.begin(of);
+        let mut step = call.step().await;
         step.iter_mut().for_each(|changes| **changes += 1);
-        self.calls.end_all(of);
+        call.ends.fetch_add(1, Ordering::Relaxed);
         self.ledger.release(of).await?;
         // A file that is left is removed with the next snapshot of the ledger. An error would keep
         // the pod in the state Terminating.
@@ -178,15 +188,16 @@ impl ClaimPreparer {
             return Err(NotPrepared::Uid(of.clone()));
         }
         let call = self.calls.begin(of);
+        let ends = call.ends();
         let holds = loop {
-            let changes = self.step(of).await.map(|changes| *changes);
-            if call.load(Ordering::Relaxed) && Safeguard::ClaimStep.is_on() {
+            let changes = call.step().await.map(|changes| *changes);
+            if call.ends() != ends {
                 return Err(NotPrepared::Unprepared(of.clone()));
             }
             // Also for a claim that is recorded: it may have been allocated again under its UID.
             let found = self.read(of, deadline).await?;
             let claim = decide::check(of, found.as_ref())?;
-            if let Some(holds) = self.record(of, claim, changes, deadline).await? {
+            if let Some(holds) = self.record(&call, claim, changes, deadline).await? {
                 break holds;
             }
         };
@@ -228,18 +239,19 @@ impl ClaimPreparer {
     /// a later one.
     async fn record(
         &self,
-        of: &ClaimRef,
+        call: &Call,
         claim: &AllocatedClaim,
         changes: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<Vec<ClaimHold>>, NotPrepared> {
+        let of = &claim.claim;
         let allocation = digest(claim);
         let not_recorded = |why| NotPrepared::NotRecorded { claim: of.clone(), why };
         let mut is_logged = false;
         let mut decided = self.decided(of, claim, &allocation)?;
         loop {
             let wanted = names(&decided);
-            let mut step = self.step(of).await;
+            let mut step = call.step().await;
             if step.as_deref().copied() != changes {
                 return Ok(None);
             }
@@ -347,13 +359,5 @@ impl ClaimPreparer {
             value = call => Some(value),
             () = self.clock.sleep_until(deadline) => None,
         }
-    }
-
-    async fn step(&self, of: &ClaimRef) -> Option<MutexGuard<'_, u64>> {
-        if !Safeguard::ClaimStep.is_on() {
-            return None;
-        }
-        let lock = crc32fast::hash(of.uid.as_bytes()) as usize % LOCKS;
-        Some(self.locks[lock].lock().await)
     }
 }
