@@ -41,7 +41,7 @@ use axum::routing::{get as route, post};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -138,6 +138,17 @@ impl Source {
             )
         };
         self.store.upgrade().ok_or_else(passed_on)
+    }
+
+    /// Runs a short function on the store. Its lock is held while a slow disk writes, so no thread
+    /// that answers the kubelet may wait for it.
+    async fn with_store<T: Send + 'static>(
+        &self,
+        run: impl FnOnce(&Store) -> T + Send + 'static,
+    ) -> Result<T, Failure> {
+        let store = self.store()?;
+        let run = move || run(&store.lock().unwrap_or_else(PoisonError::into_inner));
+        tokio::task::spawn_blocking(run).await.map_err(failure)
     }
 
     /// Runs a function that reads the disk on a thread of low priority.

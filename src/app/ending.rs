@@ -125,14 +125,14 @@ impl App {
             );
         }
         let closing = async {
-            let Some(store) =
-                close_ledger(ending, arbiters, ledger_guardian, store).await.filter(|_| seals)
-            else {
+            let Some(store) = close_ledger(ending, arbiters, ledger_guardian, store).await else {
                 return;
             };
-            // With this mark, the first start after a reboot needs only the journal.
+            // Both wait for the database, whose disk may stall. With the mark of a close, the first
+            // start after a reboot needs only the journal.
             let sealed = tokio::task::spawn_blocking(move || {
-                store.into_inner().unwrap_or_else(PoisonError::into_inner).close()
+                let store = store.into_inner().unwrap_or_else(PoisonError::into_inner);
+                if seals { store.close() } else { Ok(drop(store)) }
             });
             if let Ok(Err(error)) = sealed.await {
                 tracing::warn!(%error, "the ledger was not closed cleanly; the journal has every entry");

@@ -2,13 +2,12 @@
 
 use super::document::{LedgerEnd, Line};
 use super::{Failure, Reply, Source, failure, reply};
-use crate::store::{Export, StoreError, Verification};
+use crate::store::{Export, Store};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use std::convert::Infallible;
-use std::sync::PoisonError;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
@@ -28,12 +27,7 @@ const VERIFY_TRIES: usize = 2;
 
 /// Streams the ledger, one [`Line`] after the other.
 pub(super) async fn stream(State(source): State<Source>) -> Result<impl IntoResponse, Failure> {
-    let export = source
-        .store()?
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .exporter()
-        .map_err(failure)?;
+    let export = source.with_store(Store::exporter).await?.map_err(failure)?;
     let (pieces, body) = mpsc::channel(CHUNKS_MAX);
     let runtime = Handle::current();
     // A reader that disconnected or that stopped reading gets nothing further.
@@ -76,21 +70,18 @@ fn write(piece: &mut Vec<u8>, line: &Line) {
 
 /// Verifies both copies of the ledger.
 pub(super) async fn verify(State(source): State<Source>) -> Reply {
-    let (answer, verified) = oneshot::channel();
-    let store = source.store()?;
-    source.on_a_thread(move || {
-        let verify = || store.lock().unwrap_or_else(PoisonError::into_inner).verifier().verify();
-        let is_in_doubt = |found: &Result<Verification, StoreError>| {
-            found.as_ref().is_ok_and(|found| !found.sound)
-        };
-        // Entries, segments and a checkpoint may be written between two passes. Real damage is
-        // found in every pass.
-        let found = (0..VERIFY_TRIES)
-            .map(|_| verify())
-            .find(|found| !is_in_doubt(found))
-            .unwrap_or_else(verify);
+    let mut tries = 0..VERIFY_TRIES;
+    // Entries, segments and a checkpoint may be written during a pass. Real damage is found in
+    // every pass.
+    loop {
+        // The check takes long on a long history, and Allocates need the store meanwhile.
+        let verifier = source.with_store(Store::verifier).await?;
+        let (answer, verified) = oneshot::channel();
         // Sending fails when the verb has disconnected.
-        drop(answer.send(found));
-    })?;
-    reply(&verified.await.map_err(failure)?.map_err(failure)?)
+        source.on_a_thread(move || drop(answer.send(verifier.verify())))?;
+        let found = verified.await.map_err(failure)?.map_err(failure)?;
+        if found.sound || tries.next().is_none() {
+            return reply(&found);
+        }
+    }
 }
