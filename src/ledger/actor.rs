@@ -220,11 +220,10 @@ impl Actor for LedgerActor {
 impl StreamHandler<Arc<Inventory>> for LedgerActor {
     fn handle(&mut self, inventory: Arc<Inventory>, context: &mut Self::Context) {
         self.follow_hooks(context);
-        let entries = self.ledger().unlisted(&inventory);
-        if !entries.is_empty() {
-            // The list does not wait for the disk: an id that came and went before this write is
-            // not remembered.
-            drop(self.submit(entries, context));
+        // The list does not wait for the disk: an id that came and went before this write is not
+        // remembered. One list may be too long for a record, and must not cost the others.
+        for entry in self.ledger().unlisted(&inventory) {
+            drop(self.submit(vec![entry], context));
         }
     }
 

@@ -131,7 +131,7 @@ impl LedgerActor {
 
     /// Records the entries that the journal had lost and a slowly opening database still had.
     fn record_found(&mut self, context: &mut Context<Self>) {
-        let found = lock(&self.config.store).take_found();
+        let found = lock(&self.config.store).found();
         if found.is_empty() {
             return;
         }
@@ -139,7 +139,7 @@ impl LedgerActor {
             entries = found.len(),
             "the journal lacked entries that the query database has; they are back"
         );
-        // A failed write is logged, and the next start finds the same again.
+        // A failed write is logged, and the database keeps them.
         drop(self.submit(found, context));
         // Checks the pods of these grants.
         context.notify(Reconcile);

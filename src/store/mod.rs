@@ -156,6 +156,8 @@ impl Store {
         for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
             self.apply_and_index(seq, entry, payload);
         }
+        // A grant that was recorded again may be released before the next call.
+        drop(self.found());
         Ok(())
     }
 
@@ -327,15 +329,14 @@ impl Store {
         }
     }
 
-    /// Takes the entries that only the query database has, if it was opened after the start. They
-    /// must be appended again. An entry that became known in the meantime is dropped.
+    /// The entries that only the query database has, if it was opened after the start. They must be
+    /// appended again. The database keeps each until it is known.
     #[must_use]
-    pub fn take_found(&self) -> Vec<Entry> {
-        let is_unknown = |entry: &Entry| match entry {
+    pub fn found(&self) -> Vec<Entry> {
+        self.index.found(|entry| match entry {
             Entry::Grant(grant) => !self.is_live(&grant.alloc_id),
             note => !self.notes.knows(note),
-        };
-        self.index.take_found().into_iter().filter(is_unknown).collect()
+        })
     }
 
     /// Adds grants that the ledger had lost, and counts them in the report.

@@ -119,7 +119,7 @@ fn a_slow_database_opens_after_the_start_and_nothing_is_lost() {
         until_open(&store);
         assert_eq!((past(&store), quarantined(dir.path()).len()), (vec![2, 3, 4], 0), "{boot:?}");
         assert!(
-            store.load().report.is_clean() && store.take_found().is_empty(),
+            store.load().report.is_clean() && store.found().is_empty(),
             "{boot:?}: {}",
             store.load().report
         );
@@ -160,7 +160,7 @@ fn entries_that_only_a_slow_database_has_after_a_power_cut_are_recovered_when_it
     store.adopt(&[Arc::unwrap_or_clone(three)]).unwrap();
     drop(held);
     until_open(&store);
-    let found = store.take_found();
+    let found = store.found();
     assert_eq!(found, [made(4), named(3), hook(2, HookState::Due)], "{}", store.load().report);
     store.append(&found).unwrap();
     let known = store.load();
@@ -174,6 +174,35 @@ fn entries_that_only_a_slow_database_has_after_a_power_cut_are_recovered_when_it
     assert_eq!(numbers(&open(dir.path(), NEXT).1.grants), [1, 3, 4]);
 }
 
+/// Flips a bit in the record of a grant, in the newest segment.
+fn damage_grant(n: u64, dir: &Path) {
+    let segment = journal::segments(&journal_dir(dir)).unwrap().pop().unwrap().1;
+    let mut bytes = fs::read(&segment).unwrap();
+    let id = format!("GPU-{n}\"").into_bytes();
+    let at = bytes.windows(id.len()).position(|window| window == id).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&segment, bytes).unwrap();
+}
+
+/// The store writes on into the segment, so that a start must find it.
+#[test]
+fn a_damaged_segment_that_is_being_written_is_not_quarantined() {
+    let dir = tempfile::tempdir().unwrap();
+    let held = slow::hold(&database_dir(dir.path()));
+    let (mut store, _) = open(dir.path(), THIS);
+    for n in 1..=3 {
+        store.append(&[made(n)]).unwrap();
+    }
+    damage_grant(2, dir.path());
+    drop(held);
+    until_open(&store);
+    assert!(!store.load().report.is_clean(), "it is reported");
+    store.append(&[made(4)]).unwrap();
+    drop(store);
+    let (_, recovered) = open(dir.path(), THIS);
+    assert_eq!((numbers(&recovered.grants), quarantined(dir.path()).len()), (vec![1, 3, 4], 1));
+}
+
 #[test]
 fn a_damaged_journal_with_a_slow_database_is_reported_and_repaired_later() {
     let dir = tempfile::tempdir().unwrap();
@@ -183,11 +212,7 @@ fn a_damaged_journal_with_a_slow_database_is_reported_and_repaired_later() {
     }
     store.checkpoint().unwrap();
     drop(store);
-    let segment = journal::segments(&journal_dir(dir.path())).unwrap().pop().unwrap().1;
-    let mut bytes = fs::read(&segment).unwrap();
-    let second = bytes.windows(6).position(|window| window == b"GPU-2\"").unwrap();
-    bytes[second] ^= 1;
-    fs::write(&segment, bytes).unwrap();
+    damage_grant(2, dir.path());
 
     let held = slow::hold(&database_dir(dir.path()));
     let (mut store, recovered) = open(dir.path(), NEXT);
@@ -201,9 +226,18 @@ fn a_damaged_journal_with_a_slow_database_is_reported_and_repaired_later() {
     assert_eq!(store.known_among(ids)().len(), 1, "the kubelet has the unknown one");
     drop(held);
     until_open(&store);
-    let found = store.take_found();
+    let found = store.found();
     assert_eq!(found, [made(2)]);
+    // Its commit fails, and the database follows the journal once more.
+    store.index.fall_behind();
+    store.checkpoint().unwrap();
+    store.index.with_database(|database| {
+        let live = database.as_ref().unwrap().reader().snapshot().unwrap().live;
+        assert!(live.contains_key(&grant(2).alloc_id), "the only copy is kept");
+    });
+    assert_eq!(store.found(), found);
     store.append(&found).unwrap();
+    assert_eq!(store.found(), [], "it is known");
     assert_eq!(quarantined(dir.path()).len(), 1, "the segment is kept for inspection");
     store.close().unwrap();
     let (_, recovered) = open(dir.path(), NEXT);

@@ -227,6 +227,36 @@ fn daemons_that_die_at_once_do_not_accumulate_segments() {
     assert_eq!(ids(&open_again(dir.path()).1).len() as u64, lives);
 }
 
+/// The damaged segment is quarantined before the database reads the journal.
+#[test]
+fn a_release_in_a_damaged_journal_stays_in_the_history() {
+    let (dir, database) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let database = database.path().join("db");
+    let (mut store, _) = open(dir.path());
+    store.append(&[made(1), made(2)]).unwrap();
+    store.checkpoint().unwrap();
+    copy(&database_dir(dir.path()), &database);
+    for entry in [released(1), made(3), made(4)] {
+        store.append(&[entry]).unwrap();
+    }
+    kill(store, dir.path(), &database);
+    let path = segments(dir.path()).pop().unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let third = bytes.windows(6).position(|window| window == b"GPU-3\"").unwrap();
+    bytes[third] ^= 1;
+    fs::write(&path, bytes).unwrap();
+
+    let (mut store, recovered) = open(dir.path());
+    let report = &recovered.report;
+    assert!(report.missing == 1 && report.quarantined.len() == 1, "{report}");
+    assert_eq!(ids(&recovered), [2, 4]);
+    store.checkpoint().unwrap();
+    let past = store.history(usize::MAX, |_| true).unwrap();
+    assert_eq!(past.iter().map(|grant| &grant.alloc_id).collect::<Vec<_>>(), [&grant(1).alloc_id]);
+    drop(store);
+    assert_eq!(ids(&open(dir.path()).1), [2, 4]);
+}
+
 #[test]
 fn a_journal_that_cannot_be_written_refuses_until_a_new_segment_opens() {
     let dir = tempfile::tempdir().unwrap();
@@ -237,6 +267,8 @@ fn a_journal_that_cannot_be_written_refuses_until_a_new_segment_opens() {
     assert!(store.append(&[made(2)]).is_err());
     assert_eq!(store.is_sound(), (false, true));
     assert_eq!(ids(&store.load()), [1], "an unconfirmed entry is not in the state");
+    let verified = store.verifier().verify().unwrap();
+    assert!(verified.sound, "nothing is lost: {:?}", verified.problems);
     fs::rename(journal_dir(dir.path()), dir.path().join("away")).unwrap();
     let error = store.append(&[made(2)]).unwrap_err();
     assert!(error.to_string().contains("journal"), "{error}");
@@ -992,7 +1024,7 @@ fn later_entries_that_only_the_database_has_are_recovered() {
         let (mut store, recovered) = Store::open(dir.path(), Durability::PowerLoss, boot).unwrap();
         assert_eq!(ids(&recovered), found, "{boot:?}: {}", recovered.report);
         drop(store.history(1, |_| true));
-        let later = store.take_found();
+        let later = store.found();
         assert_eq!(later.len(), 2 - found.len(), "{boot:?}");
         store.append(&later).unwrap();
         let known = store.load();

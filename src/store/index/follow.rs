@@ -25,17 +25,21 @@ pub(super) struct Followed {
     pub(super) last: u64,
     /// The last entry at the database's last checkpoint.
     pub(super) applied: u64,
+    /// The segment that is being written.
+    pub(super) newest: PathBuf,
     /// Damaged segments.
     pub(super) damaged: Vec<PathBuf>,
     /// Entries that only the database has. They must be recorded again.
     pub(super) found: Vec<Entry>,
 }
 
-/// Writes the journal's content to the database. Calls `progress` before every write.
+/// Writes the journal's content to the database. With `has_found`, entries that only the
+/// database has are not recorded yet. Calls `progress` before every write.
 pub(super) fn follow(
     database: &mut Database,
     state_dir: &Path,
     start: Option<&Start>,
+    has_found: bool,
     progress: impl Fn(),
 ) -> Result<Followed, StoreError> {
     let snapshot = &database.reader().snapshot()?;
@@ -61,11 +65,12 @@ pub(super) fn follow(
     let found = found.unwrap_or_default();
     // Nothing is deleted that the journal may have lost: entries that were just found are not
     // recorded yet, and after damage there may be no new head yet.
-    let keeps = !found.is_empty() || replay.missing() > 0;
+    let keeps = has_found || !found.is_empty() || replay.missing() > 0;
     follower.live(&live, keeps)?;
     follower.notes(&replay.notes, keeps)?;
     let (oldest, last, applied) = (replay.oldest(), replay.last, snapshot.applied);
-    Ok(Followed { oldest, last, applied, damaged: replay.damaged, found })
+    let newest = replay.segments.last().map(|(_, path)| path.clone()).unwrap_or_default();
+    Ok(Followed { oldest, last, applied, newest, damaged: replay.damaged, found })
 }
 
 struct Follower<'a, F> {

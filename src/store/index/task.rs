@@ -20,7 +20,7 @@ use super::opening::open_or_replace;
 use super::reader::DatabaseSnapshot;
 use super::shared::{LATE_AFTER, Shared};
 use super::work::{CheckpointOrder, Start, Work};
-use crate::domain::{Retention, Timestamp, Unreadable, UnreadableReason};
+use crate::domain::{Entry, Retention, Timestamp, Unreadable, UnreadableReason};
 use crate::store::StoreError;
 use crate::store::journal::{damage_finding, delete_before};
 use crate::store::layout::{
@@ -227,15 +227,16 @@ impl IndexTask {
     fn catch_up(&mut self, mut database: Database) -> Result<(), StoreError> {
         let shared = Arc::clone(&self.shared);
         shared.behind.store(false, Ordering::Release);
-        let start = self.start.as_ref();
-        let followed =
-            match follow(&mut database, &self.state_dir, start, || shared.note_progress()) {
-                Ok(followed) => followed,
-                Err(error) => {
-                    database.close();
-                    return Err(error);
-                }
-            };
+        let (start, has_found) = (self.start.as_ref(), !shared.late().found.is_empty());
+        let followed = match follow(&mut database, &self.state_dir, start, has_found, || {
+            shared.note_progress();
+        }) {
+            Ok(followed) => followed,
+            Err(error) => {
+                database.close();
+                return Err(error);
+            }
+        };
         self.followed = followed.last;
         let deleted = *shared.deleted();
         if let Some(until) = deleted.filter(|until| *until > Timestamp(0)) {
@@ -245,6 +246,8 @@ impl IndexTask {
         self.database = Some(database);
         let found = followed.found.len();
         let mut late = shared.late();
+        let is_grant = |entry: &&Entry| matches!(entry, Entry::Grant(_));
+        late.from_database += followed.found.iter().filter(is_grant).count();
         late.found.extend(followed.found);
         if let Some(start) = &self.start {
             let existed = start.existed.filter(|_| deleted.is_none() && late.findings.is_empty());
@@ -253,6 +256,10 @@ impl IndexTask {
             finding.into_iter().for_each(|finding| late.finding(finding));
             for path in &followed.damaged {
                 late.finding(damage_finding(path));
+                // The store still writes to the newest segment. The next checkpoint replaces it.
+                if *path == followed.newest {
+                    continue;
+                }
                 match quarantine(path) {
                     Ok(moved) => late.quarantined(moved),
                     Err(error) => {

@@ -270,12 +270,11 @@ impl IndexWorker {
         self.shared.late()
     }
 
-    /// Takes the entries that only the database has.
-    pub(crate) fn take_found(&self) -> Vec<Entry> {
+    /// The entries that only the database has, without those that are not `wanted` any longer.
+    pub(crate) fn found(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
         let mut late = self.shared.late();
-        let found = std::mem::take(&mut late.found);
-        late.from_database += found.iter().filter(|entry| matches!(entry, Entry::Grant(_))).count();
-        found
+        late.found.retain(wanted);
+        late.found.clone()
     }
 }
 

@@ -7,22 +7,23 @@
 //!   otherwise, or if these segments lack an entry ─▶ the journal and the database are read in
 //!                                    parallel, before anything is served
 //!   the database is slow, or the system refuses to open it ─▶ the journal alone; entries that only
-//!                                    the database has are recorded later ([`Store::take_found`])
+//!                                    the database has are recorded later ([`Store::found`])
 //! ```
 //!
 //! Within one boot no written byte is lost, synced or not. After a clean stop, which is recorded
 //! durably, no entry is lost either.
 
 use super::{RecoveryReport, recover};
-use crate::domain::{Durability, Retention};
+use crate::domain::{Durability, Entry, Retention};
 use crate::host::private::make_private_folder;
 use crate::store::index::{IndexWorker, Start, database_finding};
-use crate::store::journal::{Journal, JournalReplay, segments, sizes_before};
+use crate::store::journal::{Journal, JournalReplay, codec, segments, sizes_before};
 use crate::store::layout::{database_dir, journal_dir, quarantine};
 use crate::store::lock::Lock;
-use crate::store::notes::open_segment;
+use crate::store::notes::{encode_all, open_segment};
 use crate::store::{OLD_SEGMENTS_MAX, Recovered, SEGMENT_BYTES_MAX, Store, StoreError};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// The content of the copies that were read.
@@ -71,7 +72,7 @@ impl Store {
         let reads_all = alone.is_none();
         let existed = database_dir(state_dir).exists();
         let index = IndexWorker::start(state_dir, retention)?;
-        let Found { replay, mut report, start, is_late } = match alone {
+        let Found { mut replay, mut report, start, is_late } = match alone {
             Some(replay) => journal_alone(replay, existed),
             None => read_both(state_dir, existed, &index)?,
         };
@@ -79,7 +80,7 @@ impl Store {
         // Always a new segment: an old one is never written again.
         let first = replay.last.max(newest.unwrap_or(0)).max(lock.confirmed()) + 1;
         let (live, notes) = (replay.live_payloads()?, replay.notes.clone());
-        let (mut journal, next_seq) = match open_segment(&journal_dir, first, &live, &notes) {
+        let (mut journal, mut next_seq) = match open_segment(&journal_dir, first, &live, &notes) {
             // The holders are known. Answering queries is better than to fail.
             Err(error) if error.is_out_of_resources() => {
                 tracing::error!(%error, "the ledger cannot be written; grants are not recorded until it can");
@@ -88,6 +89,14 @@ impl Store {
             opened => opened?,
         };
         if reads_all && !journal.is_broken() {
+            if !replay.damaged.is_empty() {
+                // The database follows the journal later, and then without the damaged segments.
+                let released = released(&mut replay)?;
+                let mut bytes = Vec::new();
+                codec::frame(&mut bytes, next_seq, released.iter().map(Vec::as_slice));
+                journal.append(&bytes)?;
+                next_seq += released.len() as u64;
+            }
             journal.sync()?;
             // Everything is durable in the new segment, so damaged ones may be quarantined.
             for path in &replay.damaged {
@@ -133,6 +142,13 @@ impl Store {
         }
         Ok(())
     }
+}
+
+/// The payloads of the released grants.
+fn released(replay: &mut JournalReplay) -> Result<Vec<Vec<u8>>, StoreError> {
+    let released = replay.take_released().into_iter();
+    let entries: Vec<Entry> = released.map(|(_, grant)| Entry::Grant(Arc::new(grant))).collect();
+    encode_all(&entries)
 }
 
 fn journal_alone(replay: JournalReplay, existed: bool) -> Found {

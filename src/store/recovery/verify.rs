@@ -120,7 +120,7 @@ impl Store {
         Verifier {
             dir: self.dir.clone(),
             live: self.live.clone(),
-            confirmed: self.next_seq - 1,
+            confirmed: self.lock.confirmed(),
             reader: self.index.reader(),
             remarks,
         }
