@@ -12,11 +12,12 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, Uri};
 use hyper_util::rt::TokioIo;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
@@ -146,7 +147,7 @@ impl Connection {
         };
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
         let port = authority.port_u16().unwrap_or(if is_plain { 80 } else { 443 });
-        let failed = |error: std::io::Error| ClusterError::Connect {
+        let failed = |error: io::Error| ClusterError::Connect {
             server: server.clone(),
             why: error.to_string(),
         };
@@ -155,7 +156,9 @@ impl Connection {
             true => None,
             false => Some(TlsConnector::from(Arc::new(tls::settings(&access)?))),
         };
-        let stream = TcpStream::connect((host, port)).await.map_err(failed)?;
+        let addresses = lookup_host((host, port)).await.map_err(failed)?;
+        let stream =
+            connect_to_any(&addresses.collect::<Vec<_>>(), within).await.map_err(failed)?;
         let (requests, task) = match connector {
             Some(connector) => {
                 exchange(connector.connect(name, stream).await.map_err(failed)?).await
@@ -312,6 +315,26 @@ fn chain(error: &hyper::Error) -> String {
     text
 }
 
+/// Connects to the first address that answers. A name may have the addresses of several control
+/// plane nodes, and one that is off answers nothing. So each of several gets its part of the time,
+/// and a part is left for TLS.
+async fn connect_to_any(addresses: &[SocketAddr], within: Duration) -> io::Result<TcpStream> {
+    let parts = if addresses.len() > 1 { addresses.len() + 1 } else { 1 };
+    let share = within / u32::try_from(parts).unwrap_or(u32::MAX);
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+    for address in addresses {
+        last = match timeout(share, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => error,
+            Err(_) => io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("{address} has not answered for {} s", share.as_secs_f32()),
+            ),
+        };
+    }
+    Err(last)
+}
+
 fn is_loopback(host: &str) -> bool {
     let plain = host.trim_start_matches('[').trim_end_matches(']');
     plain == "localhost" || plain.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
@@ -328,4 +351,32 @@ where
     // The error of the connection is that of its request.
     let task = tokio::spawn(async move { drop(connection.await) });
     Ok((requests, task))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpSocket;
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let listen = |backlog| {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            socket.listen(backlog).unwrap()
+        };
+        let (silent, good) = (listen(0), listen(8));
+        let (silent_at, good_at) = (silent.local_addr().unwrap(), good.local_addr().unwrap());
+        // With a full queue the kernel answers no further SYN.
+        let mut waiting = Vec::new();
+        let within = Duration::from_millis(900);
+        while let Ok(stream) = connect_to_any(&[silent_at], within / 3).await {
+            waiting.push(stream);
+        }
+        let stream = connect_to_any(&[silent_at, good_at], within).await.unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), good_at);
+        let error = connect_to_any(&[silent_at, silent_at], within).await.unwrap_err();
+        assert!(error.to_string().ends_with("has not answered for 0.3 s"), "{error}");
+        assert!(connect_to_any(&[], within).await.is_err());
+    }
 }
