@@ -61,6 +61,8 @@ pub struct Publisher {
     generations: BTreeMap<String, i64>,
     taken: BTreeSet<String>,
     refusals: Refusals,
+    /// Until when the pools are left as they are, since a slice was refused for no device.
+    pauses: BTreeMap<String, Duration>,
     /// The kinds of fields that the API server drops.
     dropped: BTreeSet<&'static str>,
     pace: Pace,
@@ -101,6 +103,7 @@ impl Publisher {
             generations: BTreeMap::new(),
             taken: BTreeSet::new(),
             refusals: Refusals::default(),
+            pauses: BTreeMap::new(),
             dropped: BTreeSet::new(),
             truce: Truce::default(),
             is_listed: false,
@@ -144,6 +147,7 @@ impl Publisher {
                 self.dropped.clear();
                 self.answers.clear();
                 self.refusals.forget();
+                self.pauses.clear();
                 self.list_at = now;
             }
         }
@@ -191,7 +195,8 @@ impl Publisher {
         }
         let Some(write) = self.next_write(now) else {
             self.due = None;
-            return Action::Wait(Some(list_at));
+            let resumed = self.pauses.values().min();
+            return Action::Wait(Some(resumed.map_or(list_at, |at| list_at.min(*at))));
         };
         let write_at = self.due.unwrap_or(now).max(self.pace.ready_at()).max(self.truce.ready_at());
         if now < write_at {
@@ -219,6 +224,7 @@ impl Publisher {
             && self.in_flight.is_none()
             && now < self.list_at
             && self.next_write(now).is_none()
+            && self.pauses.is_empty()
     }
 
     fn devices_changed(&mut self, wanted: WantedDevices, now: Duration) {
@@ -317,6 +323,7 @@ impl Publisher {
     fn next_write(&mut self, now: Duration) -> Option<Write> {
         // Without a layout nothing is wanted or unwanted.
         self.layout.as_ref()?;
+        self.pauses.retain(|_, until| *until > now);
         // A search may try what the API server has already: then no write is needed to learn it.
         loop {
             let pools = self.pools();
@@ -327,10 +334,13 @@ impl Publisher {
                 answers: &self.answers,
                 generations: &self.generations,
                 taken: &self.taken,
+                paused: &self.pauses,
             };
             let write = observed.next_write(&pools);
             let searched = self.refusals.searched().cloned();
-            let Some(place) = searched.filter(|_| write.is_none()) else {
+            let is_tried =
+                |(pool, _): &(String, u32)| write.is_none() && !self.pauses.contains_key(pool);
+            let Some(place) = searched.filter(is_tried) else {
                 return write.map(|write| write.owned_by(self.owner.as_ref()));
             };
             let found = self.refusals.accept(&place);
@@ -361,12 +371,6 @@ impl Publisher {
             pools.insert(pool.to_owned(), contents);
         }
         pools
-    }
-
-    /// A device as the API server has it.
-    fn published(&self, pool: &str, device: &str) -> Option<&api::Device> {
-        let slices = self.mirror.slices().filter(|slice| slice.spec.pool.name == pool);
-        slices.flat_map(|slice| &slice.spec.devices).find(|known| known.name == device)
     }
 
     /// Gives devices the place that they have at the API server: it may still have some that were

@@ -25,7 +25,8 @@ pub enum Event {
     KubeletRegistered,
     /// The object of the node was read; `None` if there is none.
     OwnerRead(Option<OwnerReference>),
-    /// The API server has another version than before. It may keep fields that it dropped.
+    /// The API server was not reachable, and is again. It may be another version, or have other
+    /// feature gates, and keep fields that it dropped.
     ServerChanged,
 }
 

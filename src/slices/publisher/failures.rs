@@ -82,16 +82,31 @@ impl Publisher {
         }
     }
 
-    /// The next try waits, since nothing has changed.
+    /// The next try waits, since nothing has changed. A refused write is about its pool: the taints
+    /// of the others do not wait.
     fn refused(&mut self, write: Option<&Write>, failure: &Failure, now: Duration) {
         let retry_after = failure.retry_after.unwrap_or_default().max(REFUSED_FOR);
-        self.pace.pause(now, retry_after);
+        match write.and_then(|write| self.pool_of(write)) {
+            Some(pool) => drop(self.pauses.insert(pool, now + retry_after)),
+            None => self.pace.pause(now, retry_after),
+        }
         self.reports.push(Report::Refused {
             slice: write.map(|write| write.name().to_owned()).unwrap_or_default(),
             status: failure.status.unwrap_or_default(),
             why: failure.message.clone(),
             retry_after,
         });
+    }
+
+    /// A device as the API server has it.
+    pub(super) fn published(&self, pool: &str, device: &str) -> Option<&api::Device> {
+        let slices = self.mirror.slices().filter(|slice| slice.spec.pool.name == pool);
+        slices.flat_map(|slice| &slice.spec.devices).find(|known| known.name == device)
+    }
+
+    fn pool_of(&self, write: &Write) -> Option<String> {
+        let known = || self.mirror.get(write.name()).map(|slice| slice.spec.pool.name.clone());
+        write.place().map(|(pool, _)| pool.clone()).or_else(known)
     }
 
     /// Learns from a refused slice which devices to leave out. Returns whether the next write is

@@ -86,6 +86,8 @@ struct Server {
     /// Devices that it refuses, and whether it names them.
     refuses: BTreeSet<String>,
     names_refused: bool,
+    /// A pool that a policy refuses.
+    refuses_pool: &'static str,
     writes: Vec<Duration>,
     lists: usize,
 }
@@ -153,6 +155,9 @@ impl Server {
                 causes,
                 ..Failure::default()
             }));
+        }
+        if slice.spec.pool.name == self.refuses_pool {
+            return Some(Server::status(403));
         }
         let at = slice.spec.devices.iter().position(|it| self.refuses.contains(&it.name))?;
         let cause =
@@ -599,6 +604,36 @@ fn the_pause_that_the_server_asks_for_is_kept_and_not_much_longer() {
     assert!((20..25).contains(&pause.as_secs()), "{pause:?}");
     world.run(pause + ms(1));
     assert_eq!(world.names(), ["d001"]);
+}
+
+#[test]
+fn a_pool_that_is_refused_delays_no_other_pool() {
+    let mut world = World::new();
+    world.server.refuses_pool = "n1/char";
+    let both = |tainted: &[usize]| {
+        let mut both = wanted(&[1, 2], tainted, &[]);
+        both.pools.insert("n1/char".into(), [(name(9), device(9, false))].into());
+        both
+    };
+    assert!("n1/char" < POOL, "it is written first");
+    world.on(Event::DevicesChanged(both(&[])));
+    world.run(Duration::from_secs(5));
+    assert_eq!(world.names(), ["d001", "d002"]);
+    assert!(matches!(world.reports[..], [Report::Refused { status: 403, .. }]));
+    assert!(!world.publisher.is_complete(world.now));
+    for round in 0..3 {
+        world.on(Event::DevicesChanged(both(if round % 2 == 0 { &[2] } else { &[] })));
+        world.run(Duration::from_secs(5));
+        let scheduled = world.server.scheduled().unwrap();
+        assert_eq!(scheduled[&name(2)].taints.is_empty(), round % 2 == 1);
+    }
+    let writes = world.server.writes.len();
+    world.run(Duration::from_secs(600));
+    assert!((9..=11).contains(&(world.server.writes.len() - writes)), "one try in a minute");
+    world.server.refuses_pool = "";
+    world.run(Duration::from_secs(61));
+    assert_eq!(world.server.slices.len(), 2);
+    assert!(world.publisher.is_complete(world.now));
 }
 
 #[test]

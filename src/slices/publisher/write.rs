@@ -12,6 +12,7 @@ use super::super::names::NodeName;
 use super::mirror::Mirror;
 use super::refusals::Place;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// The slices of one pool by number, each with its devices or counters.
 pub(super) type Contents = BTreeMap<u32, Spec>;
@@ -82,14 +83,18 @@ pub(super) struct Observed<'a> {
     pub(super) generations: &'a BTreeMap<String, i64>,
     /// The names of objects that other nodes or drivers have.
     pub(super) taken: &'a BTreeSet<String>,
+    /// Pools that are left as they are for now.
+    pub(super) paused: &'a BTreeMap<String, Duration>,
 }
 
 impl Observed<'_> {
     /// The next write that these pools need; `None` if the API server has them.
     pub(super) fn next_write(&self, pools: &BTreeMap<String, Contents>) -> Option<Write> {
-        let of_pools = pools.iter().find_map(|(pool, wanted)| self.next_of_pool(pool, wanted));
+        let is_paused = |pool: &String| self.paused.contains_key(pool);
+        let mut active = pools.iter().filter(|(pool, _)| !is_paused(pool));
+        let of_pools = active.find_map(|(pool, wanted)| self.next_of_pool(pool, wanted));
         of_pools.or_else(|| {
-            let mut all = self.mirror.slices();
+            let mut all = self.mirror.slices().filter(|slice| !is_paused(&slice.spec.pool.name));
             let unwanted = all.find(|slice| !pools.contains_key(&slice.spec.pool.name))?;
             Some(delete(unwanted))
         })

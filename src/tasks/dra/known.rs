@@ -39,11 +39,6 @@ pub(super) struct Known {
     pub(super) dropped: BTreeSet<Dropped>,
     /// The devices to publish, since the last change.
     pub(super) wanted: Option<WantedDevices>,
-    /// The version of the API server.
-    pub(super) version: Option<String>,
-    /// Whether the slices were listed for the first time, or after a failure. Then another API
-    /// server may answer, or a newer one.
-    pub(super) is_connected_anew: bool,
 }
 
 impl Known {
@@ -55,10 +50,12 @@ impl Known {
     ) -> Vec<Event> {
         match event {
             WatchEvent::Listed(slices, _) => {
-                self.is_connected_anew = self.problems.watch.take().is_some();
-                self.is_connected_anew |= self.version.is_none();
+                // It may have been restarted with other feature gates, in the same version too.
+                let was_lost = self.problems.watch.take().is_some();
                 self.others.list(&slices);
-                vec![Event::Listed(slices)]
+                let events =
+                    [was_lost.then_some(Event::ServerChanged), Some(Event::Listed(slices))];
+                events.into_iter().flatten().collect()
             }
             WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
                 self.others.change(&slice);
@@ -178,8 +175,11 @@ mod tests {
         let lost = || WatchEvent::Failed { error: refused(503, "starting"), pause };
         assert_eq!(known.noticed(lost(), true).len(), 2, "the list and the watch have failed");
         assert!(worst(&known).contains("503: starting"));
-        assert_eq!(known.noticed(WatchEvent::Listed(Vec::new(), "1".into()), true).len(), 1);
-        assert!(known.is_connected_anew && worst(&known).contains("another program"));
+        let listed = || WatchEvent::Listed(Vec::new(), "1".into());
+        let events = known.noticed(listed(), true);
+        assert!(matches!(events[..], [Event::ServerChanged, Event::Listed(_)]), "{events:?}");
+        assert_eq!(known.noticed(listed(), true).len(), 1, "the watch was not lost");
+        assert!(worst(&known).contains("another program"));
         known.report(vec![Report::Uncontended]);
         assert_eq!(worst(&known), "cannot publish the devices: denied");
         known.problems.write = None;

@@ -23,9 +23,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long the API server may take to report its version. It is asked seldom, and can wait.
-const VERSION_WITHIN: Duration = Duration::from_secs(2);
-
 /// How long the first slices wait for NVML. Without a program that keeps the driver initialized, a
 /// call initializes each GPU, which takes seconds.
 const NVML_WITHIN: Duration = Duration::from_secs(10);
@@ -106,11 +103,7 @@ impl SlicesTask {
                     let is_end =
                         matches!(*event, WatchEvent::Listed(..) | WatchEvent::Failed { .. });
                     let is_answer = is_end && std::mem::take(&mut is_listing);
-                    let mut events = known.noticed(*event, is_answer);
-                    if self.is_another_server(&mut known).await {
-                        events.push(Event::ServerChanged);
-                    }
-                    events
+                    known.noticed(*event, is_answer)
                 }
                 Some(Wakeup::Devices) => vec![Event::DevicesChanged(self.wanted(&mut known))],
                 Some(Wakeup::Kubelet) => {
@@ -137,17 +130,6 @@ impl SlicesTask {
             let called = self.nvml_called.wait_for(|called| *called);
             drop(tokio::time::timeout(NVML_WITHIN, called).await);
         }
-    }
-
-    /// Whether the API server has another version than before: it may keep fields that it dropped.
-    async fn is_another_server(&self, known: &mut Known) -> bool {
-        if !std::mem::take(&mut known.is_connected_anew) {
-            return false;
-        }
-        let asked = tokio::time::timeout(VERSION_WITHIN, self.client.version()).await;
-        let Ok(Ok(version)) = asked else { return false };
-        let former = known.version.replace(version);
-        former.is_some() && former != known.version
     }
 
     /// Shows the state in `status` and in the metrics.
