@@ -84,11 +84,13 @@ impl Allocated {
         self.request.split('/').next().unwrap_or_default()
     }
 
-    /// Whether it is the same device, or the same share of it, for the same request.
+    /// Whether it is the same device, or the same share of it, for the same request. A device that
+    /// was restored from a CDI file has no request, and is for any.
     #[must_use]
     pub fn is_for(&self, other: &Allocated) -> bool {
-        (self.request_name(), &self.name, &self.share_id)
-            == (other.request_name(), &other.name, &other.share_id)
+        let is_restored = self.request.is_empty() || other.request.is_empty();
+        (&self.name, &self.share_id) == (&other.name, &other.share_id)
+            && (is_restored || self.request_name() == other.request_name())
     }
 }
 

@@ -173,6 +173,10 @@ fn renewed(grant: &Grant, wanted: &[Arc<Grant>]) -> Option<Grant> {
         return None;
     }
     let mut renewed = Grant { boot_id: boot_id.clone(), ..grant.clone() };
+    if let (true, Some(wanted)) = (is_restored, &wanted.first()?.claim) {
+        // A CDI file has only its UID.
+        hold.claim = wanted.claim.clone();
+    }
     for device in &mut hold.devices {
         let of_it = |wanted: &'_ Arc<Grant>| {
             let mut claimed = wanted.claim.iter().flat_map(|hold| &hold.devices);

@@ -75,7 +75,7 @@ pub struct ClaimPreparer {
     calls: Calls,
 }
 
-/// The claims of which a call runs, by UID.
+/// The claims with a running call, by UID.
 #[derive(Debug, Default)]
 struct Calls(std::sync::Mutex<BTreeMap<String, Weak<Call>>>);
 

@@ -42,6 +42,11 @@ impl LateFindings {
         self.findings.truncate(FINDINGS_MAX);
     }
 
+    pub(super) fn add_found(&mut self, found: Vec<Entry>) {
+        self.from_database += found.iter().filter(|it| matches!(it, Entry::Grant(_))).count();
+        self.found.extend(found);
+    }
+
     pub(super) fn quarantined(&mut self, path: PathBuf) {
         self.quarantined.push(path);
         self.quarantined.truncate(FINDINGS_MAX);

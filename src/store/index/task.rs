@@ -20,7 +20,7 @@ use super::opening::open_or_replace;
 use super::reader::DatabaseSnapshot;
 use super::shared::{LATE_AFTER, Shared};
 use super::work::{CheckpointOrder, Start, Work};
-use crate::domain::{Entry, Retention, Timestamp, Unreadable, UnreadableReason};
+use crate::domain::{Retention, Timestamp, Unreadable, UnreadableReason};
 use crate::store::StoreError;
 use crate::store::journal::{damage_finding, delete_before};
 use crate::store::layout::{
@@ -246,9 +246,7 @@ impl IndexTask {
         self.database = Some(database);
         let found = followed.found.len();
         let mut late = shared.late();
-        let is_grant = |entry: &&Entry| matches!(entry, Entry::Grant(_));
-        late.from_database += followed.found.iter().filter(is_grant).count();
-        late.found.extend(followed.found);
+        late.add_found(followed.found);
         if let Some(start) = &self.start {
             let existed = start.existed.filter(|_| deleted.is_none() && late.findings.is_empty());
             let finding = existed
@@ -257,14 +255,9 @@ impl IndexTask {
             for path in &followed.damaged {
                 late.finding(damage_finding(path));
                 // The store still writes to the newest segment. The next checkpoint replaces it.
-                if *path == followed.newest {
-                    continue;
-                }
-                match quarantine(path) {
-                    Ok(moved) => late.quarantined(moved),
-                    Err(error) => {
-                        tracing::warn!(%error, "failed to quarantine a damaged journal segment");
-                    }
+                match (*path != followed.newest).then(|| quarantine(path)).transpose() {
+                    Ok(moved) => moved.into_iter().for_each(|moved| late.quarantined(moved)),
+                    Err(error) => tracing::warn!(%error, "failed to quarantine a damaged segment"),
                 }
             }
             if !late.findings.is_empty() {

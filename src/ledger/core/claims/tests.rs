@@ -817,7 +817,7 @@ fn a_claim_with_unknown_pods_needs_a_confirmation_and_an_ambiguous_name_a_uid() 
 
 /// A claim that was restored from its CDI file has neither requests nor pods.
 #[test]
-fn a_claim_without_pods_is_replaced_by_its_next_prepare_and_blocks_all_others() {
+fn a_claim_without_pods_continues_with_its_next_prepare_and_blocks_all_others() {
     let mut restored = of_claim(1, "c1", "", GPU, &["a-1"], "u1");
     let mut hold = ClaimHold::clone(restored.claim.as_ref().unwrap());
     hold.claim = ClaimRef { uid: "c1".into(), namespace: String::new(), name: String::new() };
@@ -828,10 +828,17 @@ fn a_claim_without_pods_is_replaced_by_its_next_prepare_and_blocks_all_others() 
     let mut world = World::new([restored]);
     let refused = world.refused(&[of_claim(2, "c2", "x", GPU, &["a-1"], "u2")]);
     assert!(refused.contains("claim c1"), "{refused}");
-    let answer = world.record(&[of_claim(3, "c1", "x", GPU, &["a-1"], "u1")]).unwrap();
-    assert_eq!(ids(&answer), ["a-000003"]);
-    let live: Vec<String> = world.ledger.of_claim("c1").map(|it| it.alloc_id.to_string()).collect();
-    assert_eq!(live, ["a-000003"]);
+    // Another pod may use it already, so that it is not released, and no hook runs.
+    world.hooks = ReleaseHooks::of([(resource(GPU), Some(Sharing::Exclusive))]);
+    let wanted = of_claim(3, "c1", "x", GPU, &["a-1"], "u1");
+    let answer = world.record(std::slice::from_ref(&wanted)).unwrap();
+    assert_eq!(ids(&answer), ["a-000001"]);
+    assert_eq!(world.ledger.of_claim("c1").collect::<Vec<_>>(), [&answer[0]]);
+    let (hold, wanted) = (answer[0].claim.as_ref().unwrap(), wanted.claim.as_ref().unwrap());
+    assert_eq!((&hold.claim, &hold.allocation), (&wanted.claim, &wanted.allocation));
+    assert_eq!(hold.devices[0].allocated, wanted.devices[0].allocated);
+    assert_eq!(answer[0].pods().count(), 1);
+    assert!(world.ledger.owed().is_empty());
 }
 
 #[test]
