@@ -132,7 +132,11 @@ impl App {
             // start after a reboot needs only the journal.
             let sealed = tokio::task::spawn_blocking(move || {
                 let store = store.into_inner().unwrap_or_else(PoisonError::into_inner);
-                if seals { store.close() } else { Ok(drop(store)) }
+                if seals {
+                    return store.close();
+                }
+                drop(store);
+                Ok(())
             });
             if let Ok(Err(error)) = sealed.await {
                 tracing::warn!(%error, "the ledger was not closed cleanly; the journal has every entry");
