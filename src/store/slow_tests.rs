@@ -197,6 +197,7 @@ fn a_damaged_segment_that_is_being_written_is_not_quarantined() {
     drop(held);
     until_open(&store);
     assert!(!store.load().report.is_clean(), "it is reported");
+    assert_eq!(quarantined(dir.path()).len(), 0);
     store.append(&[made(4)]).unwrap();
     drop(store);
     let (_, recovered) = open(dir.path(), THIS);
