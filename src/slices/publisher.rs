@@ -148,7 +148,6 @@ impl Publisher {
                 self.answers.clear();
                 self.refusals.forget();
                 self.pauses.clear();
-                self.list_at = now;
             }
         }
         self.remember_generations();

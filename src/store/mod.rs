@@ -156,8 +156,6 @@ impl Store {
         for ((entry, payload), seq) in entries.iter().zip(payloads).zip(first..) {
             self.apply_and_index(seq, entry, payload);
         }
-        // A grant that was recorded again may be released before the next call.
-        drop(self.found());
         Ok(())
     }
 
@@ -176,6 +174,8 @@ impl Store {
     pub fn after_commit(&mut self) {
         self.lock.write_confirmed();
         self.journal.prepare(self.durability);
+        // What was found and is recorded now may be released before the next call.
+        drop(self.found());
     }
 
     /// Appends payloads with the next sequence numbers, as the durability demands.

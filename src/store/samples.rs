@@ -6,7 +6,11 @@ use crate::domain::{
     Incident, KubeletGeneration, Object, PciAddress, PendingHook, PodRef, Reason, Timestamp,
     Verdict, VerdictState,
 };
+use crate::store::journal::segments;
+use crate::store::layout::journal_dir;
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -260,4 +264,14 @@ pub(super) fn hook_in_each_state(n: u64) -> Vec<Entry> {
         why: "exit status: 1: no key".into(),
     };
     [HookState::Due, failed, HookState::Done].map(|state| hook(n, state)).into()
+}
+
+/// Flips a bit in the record of a grant, in the newest segment.
+pub(super) fn damage_grant(n: u64, dir: &Path) {
+    let segment = segments(&journal_dir(dir)).unwrap().pop().unwrap().1;
+    let mut bytes = fs::read(&segment).unwrap();
+    let id = format!("GPU-{n}\"").into_bytes();
+    let at = bytes.windows(id.len()).position(|window| window == id).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&segment, bytes).unwrap();
 }

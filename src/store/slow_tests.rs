@@ -3,7 +3,7 @@
 
 use super::layout::{database_dir, journal_dir, quarantined};
 use super::lock::Lock;
-use super::samples::{bound, grant, hook, made, named, released_at};
+use super::samples::{bound, damage_grant, grant, hook, made, named, released_at};
 use super::testing::slow;
 use super::*;
 use crate::domain::{HookState, Timestamp, UnreadableReason};
@@ -172,16 +172,6 @@ fn entries_that_only_a_slow_database_has_after_a_power_cut_are_recovered_when_it
     assert!(known.report.is_clean() && known.report.from_database == 1, "{}", known.report);
     store.close().unwrap();
     assert_eq!(numbers(&open(dir.path(), NEXT).1.grants), [1, 3, 4]);
-}
-
-/// Flips a bit in the record of a grant, in the newest segment.
-fn damage_grant(n: u64, dir: &Path) {
-    let segment = journal::segments(&journal_dir(dir)).unwrap().pop().unwrap().1;
-    let mut bytes = fs::read(&segment).unwrap();
-    let id = format!("GPU-{n}\"").into_bytes();
-    let at = bytes.windows(id.len()).position(|window| window == id).unwrap();
-    bytes[at] ^= 1;
-    fs::write(&segment, bytes).unwrap();
 }
 
 /// The store writes on into the segment, so that a start must find it.

@@ -2,7 +2,9 @@
 
 use super::layout::{database_dir, journal_dir};
 use super::notes::open_segment;
-use super::samples::{bound, grant, hook_in_each_state, listed, made, named, released_at, suspect};
+use super::samples::{
+    bound, damage_grant, grant, hook_in_each_state, listed, made, named, released_at, suspect,
+};
 use super::*;
 use crate::domain::{
     AllocId, DeviceId, Gone, GrantState, HookState, Listed, PendingHooks, Retention, Timestamp,
@@ -240,11 +242,7 @@ fn a_release_in_a_damaged_journal_stays_in_the_history() {
         store.append(&[entry]).unwrap();
     }
     kill(store, dir.path(), &database);
-    let path = segments(dir.path()).pop().unwrap();
-    let mut bytes = fs::read(&path).unwrap();
-    let third = bytes.windows(6).position(|window| window == b"GPU-3\"").unwrap();
-    bytes[third] ^= 1;
-    fs::write(&path, bytes).unwrap();
+    damage_grant(3, dir.path());
 
     let (mut store, recovered) = open(dir.path());
     let report = &recovered.report;

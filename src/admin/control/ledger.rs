@@ -2,7 +2,7 @@
 
 use super::document::{LedgerEnd, Line};
 use super::{Failure, Reply, Source, failure, reply};
-use crate::store::{Export, Store};
+use crate::store::{Export, Store, Verification};
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -70,18 +70,25 @@ fn write(piece: &mut Vec<u8>, line: &Line) {
 
 /// Verifies both copies of the ledger.
 pub(super) async fn verify(State(source): State<Source>) -> Reply {
-    let mut tries = 0..VERIFY_TRIES;
-    // Entries, segments and a checkpoint may be written during a pass. Real damage is found in
-    // every pass.
-    loop {
-        // The check takes long on a long history, and Allocates need the store meanwhile.
-        let verifier = source.with_store(Store::verifier).await?;
-        let (answer, verified) = oneshot::channel();
+    let (answer, verified) = oneshot::channel();
+    let (runtime, of) = (Handle::current(), source.clone());
+    source.on_a_thread(move || {
+        let verify = || {
+            // Only the beginning needs the store: the check takes long on a long history, and
+            // Allocates need the store meanwhile.
+            let verifier = runtime.block_on(of.with_store(Store::verifier))?;
+            verifier.verify().map_err(failure)
+        };
+        let is_in_doubt =
+            |found: &Result<Verification, Failure>| found.as_ref().is_ok_and(|found| !found.sound);
+        // Entries, segments and a checkpoint may be written between two passes. Real damage is
+        // found in every pass.
+        let found = (0..VERIFY_TRIES)
+            .map(|_| verify())
+            .find(|found| !is_in_doubt(found))
+            .unwrap_or_else(verify);
         // Sending fails when the verb has disconnected.
-        source.on_a_thread(move || drop(answer.send(verifier.verify())))?;
-        let found = verified.await.map_err(failure)?.map_err(failure)?;
-        if found.sound || tries.next().is_none() {
-            return reply(&found);
-        }
-    }
+        drop(answer.send(found));
+    })?;
+    reply(&verified.await.map_err(failure)??)
 }

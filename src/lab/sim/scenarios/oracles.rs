@@ -142,10 +142,7 @@ impl Oracles {
             self.event(&event.kind, event.at, view, disk, daemon);
         }
         self.bound(disk, now);
-        let mut holders = view.holders();
-        // A pod that is rejected after a restart is being killed, and its devices count as free at
-        // once.
-        holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
+        let holders = holders_of(view);
         self.remember(&holders, view);
         self.match_rival_containers(&holders);
         let resources: Vec<_> = self
@@ -286,4 +283,12 @@ impl Oracles {
             self.violated("O6", at, format!("refused without a holder: {message}"));
         }
     }
+}
+
+/// The containers with devices. A pod that is rejected after a restart is being killed, and its
+/// devices count as free at once.
+fn holders_of(view: &View<'_>) -> Vec<Holder> {
+    let mut holders = view.holders();
+    holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
+    holders
 }

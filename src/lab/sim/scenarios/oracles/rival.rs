@@ -2,7 +2,7 @@
 
 use super::super::durable::Disk;
 use super::super::hardware::gpu;
-use super::Oracles;
+use super::{Oracles, holders_of};
 use crate::domain::{DeviceId, Grant, ResourceName};
 use crate::lab::sim::kubelet::{Holder, View};
 use std::time::Duration;
@@ -36,8 +36,7 @@ impl Oracles {
     /// Checked when nothing has changed for seconds: the ledger has taken over the plugin's grants,
     /// so that its containers hold their devices.
     pub(in super::super) fn taken_over(&mut self, view: &View<'_>, disk: &Disk, now: Duration) {
-        let mut holders = view.holders();
-        holders.retain(|holder| !view.pod(&holder.pod_uid).is_some_and(|pod| pod.is_failed()));
+        let mut holders = holders_of(view);
         holders.retain(|holder| self.is_of_rival(&gpu(), holder));
         for holder in &holders {
             // The kubelet may have lost its record before the daemon read it.
