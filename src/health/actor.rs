@@ -16,7 +16,8 @@ use crate::messages::{
     OperatorRequestError, RecordVerdicts, ReportUnusable, Rescan,
 };
 use actix::{
-    Actor, AsyncContext, Context, Handler, Message, ResponseFuture, SpawnHandle, StreamHandler,
+    Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, SpawnHandle,
+    StreamHandler, fut,
 };
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_stream::wrappers::WatchStream;
 
-/// The deadline for the ledger to make an operator's order durable.
+/// The deadline for the ledger to make verdicts durable.
 const RECORD_DEADLINE: Duration = Duration::from_secs(5);
 /// A kubelet that has started admits its pods within some seconds. After this time it counts as
 /// settled.
@@ -48,6 +49,9 @@ pub struct HealthActor {
     probe_timer: Option<SpawnHandle>,
     _drop_guard: Box<dyn Any + Send>,
 }
+
+/// The answer of the ledger to verdicts.
+type Recorded = ResponseActFuture<HealthActor, Result<(), OperatorRequestError>>;
 
 /// Probing has made progress.
 #[derive(Debug, Message)]
@@ -98,10 +102,27 @@ impl HealthActor {
     pub(super) fn publish(&mut self, context: &mut Context<Self>) {
         let verdicts = self.judge_all(context);
         if !verdicts.is_empty() {
-            // The list does not wait for the ledger: a verdict that is lost is observed again, and
-            // a reset is detected again.
-            self.config.ledger.send(RecordVerdicts(verdicts));
+            // The list does not wait for the ledger.
+            context.spawn(self.record(verdicts).map(|_, _, _| ()));
         }
+    }
+
+    /// Has verdicts recorded. Those that are not, such as on a full disk, are sent again with the
+    /// next pass: an event of the kernel comes only once.
+    fn record(&self, verdicts: Vec<(DeviceId, Option<Verdict>)>) -> Recorded {
+        let devices: Vec<DeviceId> = verdicts.iter().map(|(device, _)| device.clone()).collect();
+        let ledger = self.config.ledger.clone();
+        let call = async move { ledger.call(RecordVerdicts(verdicts), RECORD_DEADLINE).await };
+        let answered = fut::wrap_future(call).map(|answered, this: &mut Self, _| {
+            let error = match answered {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) => error.to_string(),
+                Err(error) => error.to_string(),
+            };
+            this.judge.not_recorded(devices);
+            Err(OperatorRequestError::NotRecorded(error))
+        });
+        Box::pin(answered)
     }
 
     /// Judges, publishes and sets the timers. Returns the changed verdicts, which the caller has
@@ -329,7 +350,7 @@ impl Handler<Checked> for HealthActor {
 }
 
 impl Handler<ApplyOperatorRequest> for HealthActor {
-    type Result = ResponseFuture<Result<(), OperatorRequestError>>;
+    type Result = Recorded;
 
     fn handle(
         &mut self,
@@ -337,7 +358,7 @@ impl Handler<ApplyOperatorRequest> for HealthActor {
         context: &mut Self::Context,
     ) -> Self::Result {
         if !self.judge.apply_request(&device, &request, host::now()) {
-            return Box::pin(std::future::ready(Err(OperatorRequestError::Unknown(device))));
+            return Box::pin(fut::err(OperatorRequestError::Unknown(device)));
         }
         // The operator's words are only for `holdfast device show`: many people read a log.
         match request {
@@ -352,17 +373,11 @@ impl Handler<ApplyOperatorRequest> for HealthActor {
             }
         }
         let verdicts = self.judge_all(context);
-        let judged = self.config.ledger.clone();
+        let recorded = self.record(verdicts);
         // An operator who uncordons a device expects it back in use soon.
         self.config.rescan.send(Rescan { asked_at: host::now().boot });
         self.probe(context);
-        Box::pin(async move {
-            match judged.call(RecordVerdicts(verdicts), RECORD_DEADLINE).await {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(error)) => Err(OperatorRequestError::NotRecorded(error.to_string())),
-                Err(error) => Err(OperatorRequestError::NotRecorded(error.to_string())),
-            }
-        })
+        recorded
     }
 }
 

@@ -260,6 +260,11 @@ impl Judge {
         })
     }
 
+    /// The verdicts of these devices were not recorded: [`Judge::take_changed`] returns them again.
+    pub(crate) fn not_recorded(&mut self, devices: Vec<DeviceId>) {
+        self.cases.not_recorded(devices);
+    }
+
     /// When a scan and a probe are wanted because they may end a wait.
     pub(crate) fn next_probe(&self) -> Option<Duration> {
         let began = self.evidence.as_ref()?.began.boot;

@@ -548,3 +548,31 @@ fn a_disk_that_turns_read_only_refuses_grants_and_the_daemon_still_ends_cleanly(
         );
     });
 }
+
+/// A verdict may follow from an event that the kernel reports once.
+#[test]
+fn a_verdict_that_a_full_disk_refuses_is_recorded_when_there_is_room() {
+    let Some(_dir) = inside(
+        "storage::full_disk::a_verdict_that_a_full_disk_refuses_is_recorded_when_there_is_room",
+        &NEEDS,
+    ) else {
+        return;
+    };
+    run(async {
+        let (node, disk) = on_a_small_disk();
+        let kubelet = node.start_kubelet().await;
+        let daemon = node.start_daemon();
+        let metrics = telemetry(&daemon).await;
+        offered(&kubelet, &name("example.com/gpu"), 4).await;
+        disk.fill();
+        let cordoned = node.output(&["device", "cordon", "dev:gpu0", "--reason", "fan"]);
+        let error = String::from_utf8_lossy(&cordoned.stderr);
+        assert!(!cordoned.status.success() && error.contains("make room"), "{error}");
+        until_gauge(metrics, JOURNAL, 0.0).await;
+        disk.make_room();
+        // The next scan judges again.
+        node.create_device("gpu", 4);
+        let recorded = || store::peek(&node.state()).unwrap().verdicts.len();
+        until("the recorded verdict", recorded, |recorded| *recorded == 1).await;
+    });
+}

@@ -169,7 +169,10 @@ impl Cases {
         let changed = std::mem::take(&mut self.changed);
         let mut recorded = Vec::with_capacity(changed.len());
         for id in changed {
-            let Some(verdict) = self.verdicts.get_mut(&id) else { continue };
+            let Some(verdict) = self.verdicts.get_mut(&id) else {
+                recorded.push((id, None));
+                continue;
+            };
             if let (VerdictState::Unhealthy { .. }, Some(incident)) =
                 (verdict.state, verdict.incidents.last_mut())
                 && incident.until.is_none()
@@ -185,6 +188,11 @@ impl Cases {
             }
         }
         recorded
+    }
+
+    /// The verdicts of these devices were not recorded: [`Cases::take_changed`] returns them again.
+    pub(super) fn not_recorded(&mut self, devices: Vec<DeviceId>) {
+        self.changed.extend(devices);
     }
 
     /// The reason of a device's present state.
