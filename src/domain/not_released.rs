@@ -26,6 +26,12 @@ pub enum NotReleased {
          its pods; delete the pods"
     )]
     Kept(ClaimRef),
+    /// The kubelet may know it, and pods of it that the ledger does not know.
+    #[error(
+        "`dra_manager_state` of the kubelet cannot be read, and may have more pods of claim {0}; make \
+         sure that no container has its devices, then add `--force`"
+    )]
+    RecordUnread(ClaimRef),
     /// A pod of it runs.
     #[error("a process of pod {pod} runs, which uses claim {claim}; end the pod first")]
     Running {

@@ -2,7 +2,8 @@
 //!
 //! The operator vouches for what cannot be seen. What can be seen still counts: a claim is not
 //! released while the cgroup of one of its pods exists or cannot be read, nor while the kubelet's
-//! record has it, because then the kubelet unprepares it.
+//! record has it, because then the kubelet unprepares it. If there is no record, the ledger may
+//! lack a pod that joined the claim later.
 
 use super::Ledger;
 use super::claims::ends;
@@ -44,7 +45,7 @@ pub fn stuck_claim(ledger: &Ledger, text: &str) -> Result<ClaimRef, NotReleased>
 pub struct Vouched<'a> {
     /// The kubelet's record, if it can be read.
     pub kept: Option<&'a KubeletClaims>,
-    /// Whether the operator vouches for a claim whose pods are not known.
+    /// Whether the operator vouches for a claim whose pods are not all known.
     pub is_confirmed: bool,
 }
 
@@ -63,6 +64,9 @@ pub fn release_stuck(
 ) -> Result<Vec<Entry>, NotReleased> {
     if kept.is_some_and(|kept| kept.claims.contains_key(&claim.uid)) {
         return Err(NotReleased::Kept(claim.clone()));
+    }
+    if kept.is_none() && !is_confirmed {
+        return Err(NotReleased::RecordUnread(claim.clone()));
     }
     let grants: Vec<&Arc<Grant>> = ledger.of_claim(&claim.uid).collect();
     let pods: Vec<&PodRef> = grants.iter().flat_map(|grant| grant.pods()).collect();
