@@ -22,7 +22,7 @@ use super::status::pending_reports;
 use super::{Status, Views};
 use crate::domain::{DRA_DRIVER, Grant, NotReleased, OperatorRequest};
 use crate::hook::Outputs;
-use crate::host::peer::TrustedListener;
+use crate::host::peer::KeptListener;
 use crate::kubelet::dra::state::read_record;
 use crate::messages::{
     ApplyOperatorRequest, CallError, FindPending, Mailbox, OperatorRequestError, Publish,
@@ -324,7 +324,7 @@ pub(crate) fn serve(
     };
     // Grants contain pod names, so access is restricted. The socket file of an earlier daemon is
     // replaced: the ledger's lock guarantees that no other daemon runs.
-    match TrustedListener::bind(path, || metrics::refused("control")) {
+    match KeptListener::bind(path, || metrics::refused("control")) {
         Ok(listener) => {
             Some(tokio::spawn(server::serve(Listener::Unix(listener), routes, None, limits)))
         }

@@ -19,6 +19,9 @@ use tokio::net::{UnixListener, UnixStream};
 /// The pause after a system error before the next accept.
 const ACCEPT_AGAIN: Duration = Duration::from_secs(1);
 
+/// The interval at which a [`KeptListener`] looks for its file.
+const FILE_CHECK: Duration = Duration::from_secs(10);
+
 /// A socket that accepts connections only from root and from the daemon's own user.
 ///
 /// The file's mode enforces this too, but a mode can be changed, and a descriptor can be passed on.
@@ -98,6 +101,51 @@ impl AsFd for TrustedListener {
     }
 }
 
+/// A [`TrustedListener`] whose file is made again when another process has removed it: systemd
+/// removes the run directory at the end of a service, which another daemon may use by then.
+#[derive(Debug)]
+pub struct KeptListener {
+    listener: TrustedListener,
+    path: PathBuf,
+}
+
+impl KeptListener {
+    /// As [`TrustedListener::bind`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind(path: &Path, refused: fn()) -> io::Result<Self> {
+        Ok(KeptListener { listener: TrustedListener::bind(path, refused)?, path: path.to_owned() })
+    }
+
+    /// The next connection of an allowed peer. Cancel safe.
+    pub async fn accept(&mut self) -> UnixStream {
+        loop {
+            tokio::select! {
+                stream = self.listener.accept() => return stream,
+                () = tokio::time::sleep(FILE_CHECK) => self.keep_file(),
+            }
+        }
+    }
+
+    fn keep_file(&mut self) {
+        let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
+        if !fs::symlink_metadata(&self.path).is_err_and(is_missing) {
+            return;
+        }
+        let path = self.path.display();
+        match TrustedListener::bind(&self.path, self.listener.refused) {
+            Ok(listener) => {
+                tracing::warn!(%path, "another process removed the socket; it is made again");
+                self.listener = listener;
+            }
+            Err(error) => {
+                tracing::warn!(%path, %error, "another process removed the socket; cannot make it again");
+            }
+        }
+    }
+}
+
 /// Whether this process is root, which passes all ownership checks.
 #[must_use]
 pub fn is_root() -> bool {
@@ -147,4 +195,23 @@ fn is_trusted(stream: &UnixStream) -> Result<(), String> {
 #[must_use]
 pub fn pid(stream: &UnixStream) -> Option<u32> {
     stream.peer_cred().ok()?.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_whose_file_was_removed_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run/control.sock");
+        let mut listener = KeptListener::bind(&path, || {}).unwrap();
+        fs::remove_dir_all(dir.path().join("run")).unwrap();
+        listener.keep_file();
+        for _is_kept in [false, true] {
+            let _client = UnixStream::connect(&path).await.unwrap();
+            listener.accept().await;
+            listener.keep_file();
+        }
+    }
 }

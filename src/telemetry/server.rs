@@ -15,7 +15,7 @@ use super::connections::{Connection, Connections, Peer, ResponseBody};
 use super::rate::RateLimit;
 use super::tls::{Secured, Tls};
 use crate::domain::limits::BATCH;
-use crate::host::peer::TrustedListener;
+use crate::host::peer::KeptListener;
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -91,7 +91,7 @@ pub enum Listener {
     /// On an address, for every peer that reaches it.
     Tcp(TcpListener),
     /// On a socket, for root.
-    Unix(TrustedListener),
+    Unix(KeptListener),
 }
 
 impl Listener {
@@ -118,7 +118,7 @@ impl Listener {
         }
     }
 
-    async fn accept(&self) -> io::Result<(Stream, Peer)> {
+    async fn accept(&mut self) -> io::Result<(Stream, Peer)> {
         match self {
             Listener::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
@@ -135,7 +135,7 @@ impl Listener {
 }
 
 /// Serves `routes` until this is dropped. Requests that have begun are still answered.
-pub async fn serve(listener: Listener, routes: Router, tls: Option<Tls>, limits: Limits) {
+pub async fn serve(mut listener: Listener, routes: Router, tls: Option<Tls>, limits: Limits) {
     let connections = Arc::new(Connections::new(limits.socket, limits.connections));
     let accept_rate = if tls.is_some() { HANDSHAKE_RATE } else { ACCEPT_RATE };
     let accept_rate = RateLimit::new(accept_rate.0, accept_rate.1);
