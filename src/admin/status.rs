@@ -4,8 +4,8 @@ use super::Views;
 use super::config_report::ConfigReport;
 use super::devices::{self, DeviceReport};
 use crate::domain::{
-    AllocId, Api, DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, PendingHook,
-    PendingRelease, PendingReleases, Source, WhenNotDurable,
+    AllocId, Api, DeviceId, Grant, KubeletGeneration, LedgerHealth, MpsStates, Offering,
+    PendingHook, PendingRelease, PendingReleases, Source, WhenNotDurable,
 };
 use crate::hook::NotRun;
 use crate::kubelet::checkpoint::CheckpointUnread;
@@ -144,6 +144,10 @@ pub struct ResourceReport {
     pub devices: usize,
     /// Healthy ids among them.
     pub healthy: usize,
+    /// Healthy ids in the list for the kubelet, in which an id that a claim holds is unhealthy. The
+    /// kubelet counts them as allocatable.
+    #[serde(default)]
+    pub allocatable: usize,
     /// Ids that a grant holds.
     pub held: usize,
     /// Why the last registration failed; `null` when it did not.
@@ -189,6 +193,9 @@ impl Status {
         let grants = views.grants.borrow().clone();
         let inventory = views.inventory.borrow().clone();
         let lists = views.lists.borrow().clone();
+        let healthy = |offering: &Offering| {
+            offering.devices.values().filter(|offered| offered.health.is_healthy()).count()
+        };
         let held = |name: &str| {
             let live =
                 grants.iter().filter(|grant| grant.is_live() && grant.resource.as_str() == name);
@@ -197,35 +204,26 @@ impl Status {
                 .collect::<BTreeSet<_>>()
                 .len()
         };
-        let report =
-            |(name, offering): (&crate::domain::ResourceName, &Arc<crate::domain::Offering>)| {
-                let registration = registrations.get(name).cloned().unwrap_or_default();
-                ResourceReport {
-                    name: name.to_string(),
-                    registered: registration.registered,
-                    only_claims: !lists.resources.contains_key(name),
-                    api: Some(offering.spec.api.as_str())
-                        .filter(|api| *api != Api::Plugin.as_str())
-                        .map(str::to_owned),
-                    devices: offering.devices.len(),
-                    healthy: offering
-                        .devices
-                        .values()
-                        .filter(|offered| offered.health.is_healthy())
-                        .count(),
-                    held: held(name.as_str()),
-                    problem: registration.problem,
-                    disagreement: registration.disagreement,
-                    #[expect(
-                        clippy::cast_precision_loss,
-                        reason = "microseconds of a registration"
-                    )]
-                    last_registration_ms: registration
-                        .last_registration_us
-                        .map(|us| us as f64 / 1e3),
-                    api_version: registration.api_version.map(str::to_owned),
-                }
-            };
+        let report = |(name, offering): (&crate::domain::ResourceName, &Arc<Offering>)| {
+            let registration = registrations.get(name).cloned().unwrap_or_default();
+            ResourceReport {
+                name: name.to_string(),
+                registered: registration.registered,
+                only_claims: !lists.resources.contains_key(name),
+                api: Some(offering.spec.api.as_str())
+                    .filter(|api| *api != Api::Plugin.as_str())
+                    .map(str::to_owned),
+                devices: offering.devices.len(),
+                healthy: healthy(offering),
+                allocatable: lists.resources.get(name).map_or(0, |listed| healthy(listed)),
+                held: held(name.as_str()),
+                problem: registration.problem,
+                disagreement: registration.disagreement,
+                #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
+                last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),
+                api_version: registration.api_version.map(str::to_owned),
+            }
+        };
         Status {
             schema: 1,
             version: env!("CARGO_PKG_VERSION").into(),

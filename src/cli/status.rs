@@ -163,6 +163,7 @@ mod tests {
             api: None,
             devices: 8,
             healthy: 8,
+            allocatable: 8,
             held: 3,
             problem: None,
             disagreement: None,

@@ -132,7 +132,7 @@ fn status() -> serde_json::Value {
         "schema": 1, "version": env!("CARGO_PKG_VERSION"), "uptime_seconds": 3600, "ready": true,
         "ledger": { "journal": true, "database": true, "not_durable": 0 }, "recovery": null, "hooks": [], "ailing": [],
         "signals_off": {},
-        "resources": [{ "name": "nvidia.com/gpu", "registered": true, "devices": 8, "healthy": 8, "held": 2, "problem": null,
+        "resources": [{ "name": "nvidia.com/gpu", "registered": true, "devices": 8, "healthy": 8, "allocatable": 8, "held": 2, "problem": null,
             "disagreement": null, "api_version": "v1beta1" }],
     })
 }

@@ -603,7 +603,7 @@ fn check_status(status: &Value) {
         let mut row = row.clone();
         assert!(row["last_registration_ms"].take().is_f64(), "{row}");
         let wanted = json!({
-            "name": resource, "registered": true, "devices": devices, "healthy": devices, "held": held, "problem": null,
+            "name": resource, "registered": true, "devices": devices, "healthy": devices, "allocatable": devices, "held": held, "problem": null,
             "disagreement": null, "last_registration_ms": null, "api_version": "v1beta1"
         });
         assert_eq!(row, wanted);

@@ -112,8 +112,9 @@ pub(super) fn registrations(facts: &Facts) -> Option<Vec<Finding>> {
     facts.kubelet.as_ref().filter(|kubelet| kubelet.socket == PathState::Listening)?;
     let todo = "the daemon retries automatically; its log and the kubelet's log show the kubelet's \
                 answers";
-    let missing =
-        list(status, "resources").iter().filter(|resource| !is_true(resource, "registered"));
+    let missing = list(status, "resources")
+        .iter()
+        .filter(|resource| !is_true(resource, "registered") && !is_true(resource, "only_claims"));
     // The check of other plugins reports these.
     let missing = missing.filter(|resource| !text(resource, "problem").contains("another plugin"));
     let find = |resource: &Value| {

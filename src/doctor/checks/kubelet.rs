@@ -222,7 +222,7 @@ fn counts(facts: &Facts) -> Option<Vec<(String, u64, u64)>> {
         let name = text(resource, "name");
         (
             name.to_owned(),
-            number(resource, "healthy"),
+            number(resource, "allocatable"),
             allocatable.get(name).map_or(0, |count| *count as u64),
         )
     };

@@ -394,6 +394,20 @@ fn on_a_healthy_node_every_check_passes() {
 }
 
 #[test]
+fn devices_that_are_given_to_claims_are_no_finding() {
+    let mut facts = healthy();
+    status(&mut facts)["resources"][0]["allocatable"] = 7.into();
+    let allocatable = BTreeMap::from([("nvidia.com/gpu".to_owned(), 7)]);
+    facts.listing.as_mut().unwrap().allocatable = Some(Ok(allocatable));
+    let mut only_claims = status(&mut facts)["resources"][0].clone();
+    only_claims["name"] = "example.com/claimed".into();
+    only_claims["registered"] = false.into();
+    only_claims["only_claims"] = true.into();
+    status(&mut facts)["resources"].as_array_mut().unwrap().push(only_claims);
+    assert_eq!(found(&facts), Vec::<&str>::new());
+}
+
+#[test]
 fn each_misconfiguration_has_exactly_its_findings() {
     let mut problems = Vec::new();
     for (index, (expected, breakage)) in BROKEN.iter().enumerate() {

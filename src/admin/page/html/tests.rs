@@ -84,6 +84,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         api: None,
         devices: devices.len(),
         healthy,
+        allocatable: healthy,
         held: 1,
         problem: None,
         disagreement: None,
