@@ -21,24 +21,47 @@ const FIXED_LABELS: [(Metric, &[&str]); 4] = [
     (Metric::Evicted, &["control", "handover", "plugin", "telemetry"]),
     (Metric::Reconciliations, &["blind", "changed", "unchanged"]),
     (Metric::Refused, &["control", "handover", "plugin"]),
-    (Metric::Releases, &["handed_on", "never_started", "pod_gone", "superseded"]),
+    (
+        Metric::Releases,
+        &[
+            "claim_gone",
+            "handed_on",
+            "never_prepared",
+            "never_started",
+            "operator",
+            "pod_gone",
+            "reallocated",
+            "superseded",
+            "unprepared",
+        ],
+    ),
 ];
 
 /// The same, with two labels.
-const FIXED_SECOND_LABELS: [(Metric, &str, &[&str]); 2] = [
+const FIXED_SECOND_LABELS: [(Metric, &str, &[&str]); 3] = [
     (
         Metric::RequestsRefused,
         "telemetry",
         &[
             "body",
             "busy",
+            "forbidden",
+            "handshake",
             "head_late",
             "head_too_large",
+            "no_certificate",
             "no_token",
             "not_read",
             "not_understood",
+            "too_many_tokens",
             "unauthorized",
+            "undecided",
         ],
+    ),
+    (
+        Metric::RequestsRefused,
+        "control",
+        &["head_late", "head_too_large", "not_read", "not_understood"],
     ),
     (Metric::RequestsRefused, "plugin", &["lists", "memory"]),
 ];
@@ -199,7 +222,7 @@ pub fn offered(resource: &str) {
         add(Metric::Allocations, &[resource, result], 0);
         add(Metric::Registrations, &[resource, result], 0);
     }
-    for reason in ["lost", "superseded"] {
+    for reason in ["lost", "superseded", "withdrawn"] {
         add(Metric::StreamEnds, &[resource, reason], 0);
     }
     for kind in ["answer", "list"] {
@@ -380,7 +403,7 @@ mod tests {
         offered("test.dev/unused");
         assert!(
             lines("test.dev/unused").iter().all(|line| line.ends_with(" 0"))
-                && lines("test.dev/unused").len() == 11
+                && lines("test.dev/unused").len() == 12
         );
         assert!(page(|_| {}).contains("\nholdfast_journal_sync_failures_total 0\n"));
     }
