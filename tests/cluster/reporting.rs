@@ -140,6 +140,10 @@ pub(crate) fn service_account(cluster: &mut Cluster) {
         let refused = write(cluster, patch(&format!("Other{attempts}"), NODE)).err();
         refused.filter(|it| it.contains("may be changed"))
     });
+    // A label of the node attracts pods.
+    let label = json!({ "metadata": { "labels": { "attracts": "pods" } } });
+    let refused = write(cluster, (format!("--patch={label}"), NODE)).unwrap_err();
+    assert!(refused.contains("only conditions may be changed"), "{refused}");
     cluster.check_reports(OF_POD);
     cluster.api.delete(&pod, Some(0));
     say("the policy limits the service account to one condition of its node");

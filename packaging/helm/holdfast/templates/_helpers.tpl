@@ -109,3 +109,39 @@ relabelings:
   - { sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance }
   - { sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node }
 {{- end -}}
+
+{{- /* The files of the configuration. */ -}}
+{{- define "holdfast.configData" -}}
+config.toml: |
+  {{- .Values.config | default "# Nothing: GPUs are offered under their vendors' usual names." | nindent 2 }}
+telemetry.toml: |
+  [telemetry]
+  listen = {{ include "holdfast.listen" . | quote }}
+  {{- if .Values.telemetry.tokenSecret }}
+  token_file = "/etc/holdfast-telemetry/token"
+  {{- end }}
+  {{- if .Values.telemetry.tls.secret }}
+  tls_cert = "/etc/holdfast-tls/tls.crt"
+  tls_key = "/etc/holdfast-tls/tls.key"
+  {{- if .Values.telemetry.tls.clientCertificates }}
+  tls_client_ca = "/etc/holdfast-tls/ca.crt"
+  {{- end }}
+  {{- end }}
+  {{- if .Values.telemetry.authorize }}
+  {{- if not .Values.telemetry.tls.secret }}
+  {{- fail "telemetry.authorize needs telemetry.tls.secret: clients send tokens of the cluster" }}
+  {{- end }}
+  {{- if .Values.telemetry.tokenSecret }}
+  {{- fail "telemetry.authorize and telemetry.tokenSecret both decide about a token: set one of the two" }}
+  {{- end }}
+  authorize = {{ .Values.telemetry.authorize | quote }}
+  {{- end }}
+  {{- if and .Values.telemetry.tls.clientCertificates (not .Values.telemetry.tls.secret) }}
+  {{- fail "telemetry.tls.clientCertificates needs telemetry.tls.secret" }}
+  {{- end }}
+{{- end -}}
+
+{{- /* Other content has another name. So a change reaches a running pod only when the rollout replaces the pod. */ -}}
+{{- define "holdfast.configName" -}}
+{{ include "holdfast.fullname" . | trunc 54 | trimSuffix "-" }}-{{ include "holdfast.configData" . | sha256sum | trunc 8 }}
+{{- end -}}
