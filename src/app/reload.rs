@@ -32,10 +32,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 
 /// How long a reload waits for the first list that follows from it. A scan takes milliseconds. A
 /// disk or a driver that hangs must not block signals.
 const SETTLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// How long a reload waits for the files. A disk that hangs must block neither a handover nor a
+/// change of the kubelet's socket.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+/// How long after a reload whose files could not be read the next one comes.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// What a reload reads: the configuration, and the resources that it makes of this host.
+type Read = Result<(Config, Specs), ConfigError>;
 
 /// The state of reloads.
 #[derive(Debug)]
@@ -52,6 +63,10 @@ pub(super) struct Reloader {
     rescan: Mailbox<Rescan>,
     take_over: Mailbox<TakeOver>,
     returning: Returning,
+    /// A read that has not ended in time.
+    hanging: Option<JoinHandle<Read>>,
+    /// When the files are read again, because they could not be read.
+    retry_at: Option<Instant>,
 }
 
 impl Reloader {
@@ -74,6 +89,8 @@ impl Reloader {
             rescan,
             take_over,
             returning: Returning::default(),
+            hanging: None,
+            retry_at: None,
         }
     }
 
@@ -85,13 +102,37 @@ impl Reloader {
         self.labels.subscribe()
     }
 
-    /// Reads the files and the resources that they make of this host, on another thread than the
-    /// one that answers the kubelet.
-    async fn read(&self) -> Result<(Config, Specs), ConfigError> {
+    /// Waits until the files are to be read again.
+    pub(super) async fn retry(&self) {
+        match self.retry_at {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Reads on another thread than the one that answers the kubelet. While a read hangs, there is
+    /// no second one.
+    async fn read(&mut self) -> Read {
+        let late = || {
+            let problem = format!("cannot be read: no answer within {READ_WITHIN:?}");
+            Err(ConfigError::new(problem).unread())
+        };
+        if let Some(hanging) = &mut self.hanging
+            && timeout(READ_WITHIN, hanging).await.is_err()
+        {
+            return late();
+        }
+        let reading = self.hanging.insert(self.begin_read());
+        let Ok(read) = timeout(READ_WITHIN, reading).await else { return late() };
+        self.hanging = None;
+        read.unwrap_or_else(|error| Err(ConfigError::new(format!("cannot be read: {error}"))))
+    }
+
+    fn begin_read(&self) -> JoinHandle<Read> {
         let (previous, host_root) = (self.latest.clone(), self.host_root.clone());
         let (plan, is_usual) = (self.plan.borrow().clone(), self.running.resources.is_empty());
         let (mig_strategy, dra) = (self.running.mig_strategy, self.running.dra);
-        let read = tokio::task::spawn_blocking(move || {
+        tokio::task::spawn_blocking(move || {
             let config = previous.load_again()?;
             let configured = if config.resources.is_empty() {
                 // The usual resources stay when their hardware is absent for a short time.
@@ -111,6 +152,7 @@ impl Reloader {
                     "/dev cannot be read, and the configuration has a resource for each node in \
                      it: {error}"
                 ))
+                .unread()
             })?;
             // The known MIG profiles are those of the current plan.
             for known in plan.specs.iter() {
@@ -119,8 +161,7 @@ impl Reloader {
                 }
             }
             Ok((config, Specs { specs: specs.into(), patterns: Plan::patterns_of(&configured) }))
-        });
-        read.await.unwrap_or_else(|error| Err(ConfigError::new(format!("cannot be read: {error}"))))
+        })
     }
 
     /// Publishes the plan if it is a new one.
@@ -151,10 +192,12 @@ impl Reloader {
     }
 
     async fn reload(&mut self) -> Result<Change, ConfigError> {
+        self.retry_at = None;
         let (config, specs) = match self.read().await {
             Ok(read) => read,
             Err(error) => {
                 tracing::error!(%error, "configuration rejected; keeping the previous one");
+                self.retry_at = error.is_unread().then(|| Instant::now() + RETRY_AFTER);
                 self.report.send_modify(|report| report.error = Some(error.to_string()));
                 metrics::config_loaded(false, host::now().wall);
                 return Err(error);

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The resources of a plan.
+#[derive(Debug)]
 pub(super) struct Specs {
     /// The resources, without patterns.
     pub(super) specs: Arc<[Arc<ResourceSpec>]>,

@@ -66,13 +66,13 @@ impl ConfigError {
         }
     }
 
-    /// The same error, if a fact of the node cannot be read.
-    pub(super) fn unread(self) -> Self {
+    /// The same error, if a file or a fact of the node cannot be read for now.
+    pub(crate) fn unread(self) -> Self {
         ConfigError { is_unread: true, ..self }
     }
 
-    /// Whether a fact of the node cannot be read, such as the model of a GPU before its driver is
-    /// loaded. The configuration may be valid.
+    /// Whether a file or a fact of the node cannot be read for now, such as the model of a GPU
+    /// before its driver is loaded. The configuration may be valid.
     #[must_use]
     pub fn is_unread(&self) -> bool {
         self.is_unread

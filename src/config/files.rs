@@ -1,8 +1,8 @@
 //! The files of a configuration: the main file and its drop-ins.
 
 use super::ConfigError;
-use crate::host::read_whole;
-use std::fs::File;
+use crate::host::{may_pass, read_whole};
+use std::fs::{DirEntry, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,8 @@ pub(super) fn unreadable(path: &Path, error: &io::Error, advice: &str) -> Config
         ),
         None => format!("cannot be read: {error}{advice}"),
     };
-    ConfigError::new(problem).in_file(path)
+    let unreadable = ConfigError::new(problem).in_file(path);
+    if may_pass(error) { unreadable.unread() } else { unreadable }
 }
 
 pub(super) fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
@@ -54,8 +55,9 @@ pub(super) fn drop_ins(main: &Path) -> Result<Vec<PathBuf>, ConfigError> {
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
         !is_hidden && path.extension().is_some_and(|extension| extension == "toml")
     };
-    let mut paths: Vec<PathBuf> =
-        entries.flatten().map(|entry| entry.path()).filter(is_drop_in).collect();
+    let entries: Vec<_> =
+        entries.collect::<io::Result<_>>().map_err(|error| unreadable(&dir, &error, ""))?;
+    let mut paths: Vec<PathBuf> = entries.iter().map(DirEntry::path).filter(is_drop_in).collect();
     paths.sort();
     Ok(paths)
 }

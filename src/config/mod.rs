@@ -62,7 +62,7 @@ pub use error::ConfigError;
 pub use files::read_file;
 pub use labels::{ComparedLabels, Labels, copied_labels, copy_of_labels};
 pub use merge::{Examined, PROBLEMS_MAX, load};
-pub use node::Node;
+pub use node::{Node, keep_name};
 pub use section::Section;
 pub(crate) use validated::POD_RESOURCES;
 pub use validated::{Config, DEFAULT_PATH, Roots};

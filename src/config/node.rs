@@ -2,11 +2,42 @@
 
 use super::labels::{LabelFile, Pinned, copy_of_labels};
 use crate::domain::NodeLabels;
-use crate::host::HostRoot;
+use crate::host::{HostRoot, private};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// The variable with the node's name, for a daemon with a host name of its own, as in a pod.
 const NODE_NAME: &str = "NODE_NAME";
+
+/// The name that the daemon had from the variable, below the state directory.
+const KEPT_NAME: &str = "node/name";
+
+/// The value of the variable.
+fn from_environment() -> Option<String> {
+    std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty())
+}
+
+/// Keeps the name in `NODE_NAME` of the daemon for the verbs, which run in a shell without the
+/// variable.
+///
+/// # Errors
+/// When the state directory cannot be written.
+pub fn keep_name(state: &Path) -> io::Result<()> {
+    keep(&state.join(KEPT_NAME), from_environment().as_deref())
+}
+
+fn keep(file: &Path, name: Option<&str>) -> io::Result<()> {
+    let Some(name) = name else {
+        return match fs::remove_file(file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    };
+    if fs::read_to_string(file).is_ok_and(|kept| kept == name) {
+        return Ok(());
+    }
+    private::replace_file(file, name.as_bytes())
+}
 
 /// The node that a configuration is read for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,15 +53,15 @@ pub struct Node {
 }
 
 impl Node {
-    /// This node: by `NODE_NAME` of the environment, which the DaemonSet sets, else by the kernel's
-    /// host name.
+    /// This node: by `NODE_NAME` of the environment, which the DaemonSet sets, else by that of the
+    /// daemon ([`keep_name`]), else by the kernel's host name.
     ///
     /// In a pod the kernel's file contains the pod's name, below any root: the kernel answers each
     /// process with the name of its own namespace.
     #[must_use]
     pub fn here(host_root: &Path, state: &Path) -> Self {
-        let from_environment = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
-        let name = from_environment
+        let name = from_environment()
+            .or_else(|| fs::read_to_string(state.join(KEPT_NAME)).ok())
             .or_else(|| HostRoot::new(host_root).read("proc/sys/kernel/hostname"))
             .map(|name| name.trim().to_owned());
         Node {
@@ -111,12 +142,25 @@ mod tests {
     #[test]
     fn outside_of_a_pod_the_name_is_the_kernels() {
         let root = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
-        std::fs::write(root.path().join("proc/sys/kernel/hostname"), "gpu-7\n").unwrap();
+        fs::create_dir_all(root.path().join("proc/sys/kernel")).unwrap();
+        fs::write(root.path().join("proc/sys/kernel/hostname"), "gpu-7\n").unwrap();
         let node = |host: &Path| Node::here(host, root.path());
         if std::env::var(NODE_NAME).is_err() {
             assert_eq!(node(root.path()).name(), Some("gpu-7"));
             assert_eq!(node(&root.path().join("proc")).name(), None);
+        }
+    }
+
+    #[test]
+    fn a_verb_uses_the_name_that_the_daemon_has_from_its_environment() {
+        let state = tempfile::tempdir().unwrap();
+        let name = || Node::here(Path::new("/nonexistent"), state.path()).name;
+        if std::env::var(NODE_NAME).is_ok() {
+            return;
+        }
+        for given in [Some("gpu-7"), Some("gpu-7"), Some("gpu-8"), None, None] {
+            keep(&state.path().join(KEPT_NAME), given).unwrap();
+            assert_eq!(name().as_deref(), given);
         }
     }
 }

@@ -55,7 +55,9 @@ pub use process::{
     awaited_file, check_task_limit, file_size_limit, hang_up, is_shortage, open_files,
     raise_open_files, terminate, waits_for_disk,
 };
-pub use regular::{NotRegular, open_regular, open_to_read, read_bounded, read_regular, read_whole};
+pub use regular::{
+    NotRegular, may_pass, open_regular, open_to_read, read_bounded, read_regular, read_whole,
+};
 pub use reset::{ResetError, reset_function};
 pub use root::{HostNode, HostRoot, Listings};
 pub use runtime::{insufficient_limit, runtime, runtime_of};

@@ -1,6 +1,7 @@
 //! Opens regular files only. Opening a FIFO would block for ever, and opening a device may have
 //! side effects.
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
@@ -100,6 +101,23 @@ fn check(found: FileType) -> io::Result<()> {
         _ => "a device",
     };
     Err(io::Error::new(io::ErrorKind::InvalidInput, NotRegular(kind)))
+}
+
+/// Whether the cause of an error may end without a change of the files: a disk or a network that
+/// fails, or a limit of the process or the machine.
+#[must_use]
+pub fn may_pass(error: &io::Error) -> bool {
+    let causes = [
+        Errno::EIO,
+        Errno::EMFILE,
+        Errno::ENFILE,
+        Errno::ENOMEM,
+        Errno::ESTALE,
+        Errno::ETIMEDOUT,
+        Errno::EAGAIN,
+        Errno::ENOLINK,
+    ];
+    error.raw_os_error().is_some_and(|code| causes.contains(&Errno::from_raw(code)))
 }
 
 #[cfg(test)]

@@ -669,6 +669,37 @@ fn a_read_that_never_ends_does_not_block_the_shutdown() {
     });
 }
 
+/// The same file, whose server answers after some time.
+#[test]
+fn files_that_cannot_be_read_are_read_again_without_another_signal() {
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        node.create_device("nic", 0);
+        let daemon = Daemon::spawn(&mut node.command(&["run"]));
+        daemon.logged("ready").await;
+        let drop_in = node.path("etc/config.d/10.toml");
+        std::fs::create_dir(node.path("etc/config.d")).unwrap();
+        nix::unistd::mkfifo(&drop_in, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        daemon.signal(Signal::SIGHUP);
+        let error = || node.json(&["status"])["config"]["error"].clone();
+        crate::common::until("the error", error, |error| {
+            error.as_str().is_some_and(|error| error.contains("no answer within"))
+        })
+        .await;
+        let pipe = std::fs::OpenOptions::new().write(true).open(&drop_in).unwrap();
+        std::fs::remove_file(&drop_in).unwrap();
+        std::fs::write(&drop_in, resource("nic")).unwrap();
+        drop(pipe);
+        crate::common::until(
+            "the new resource",
+            || node.json(&["status"])["resources"].as_array().unwrap().len(),
+            |resources| *resources == 2,
+        )
+        .await;
+        assert!(error().is_null());
+    });
+}
+
 #[test]
 fn an_actor_that_dies_after_a_reload_has_the_new_configuration() {
     run(async {
