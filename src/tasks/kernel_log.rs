@@ -20,6 +20,9 @@ pub(super) enum LogState {
     Unreadable(String),
 }
 
+/// How long after a log could not be opened the next try comes. It may have been a limit.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
 /// Sends every error in the log to the health actor, errors before the daemon's start included,
 /// until reading the log fails.
 pub(super) async fn follow(
@@ -27,19 +30,34 @@ pub(super) async fn follow(
     device_events: Mailbox<DeviceEventSeen>,
     state: watch::Sender<LogState>,
 ) {
-    let failed = match KernelLog::open(&host_root) {
-        Ok(log) => {
-            state.send_replace(LogState::Read);
-            read(&log, &device_events).await
+    let log = loop {
+        match KernelLog::open(&host_root) {
+            Ok(log) => break log,
+            Err(error) => unreadable(&state, &error),
         }
-        Err(error) => error,
+        tokio::time::sleep(RETRY_AFTER).await;
     };
-    state.send_replace(LogState::Unreadable(format!(
-        "the kernel log cannot be read ({failed}); give the daemon /dev/kmsg, and CAP_SYSLOG if \
-         kernel.dmesg_restrict is 1"
-    )));
+    state.send_replace(LogState::Read);
+    let failed = read(&log, &device_events).await;
+    unreadable(&state, &failed);
     // The last value counts as long as it has a sender.
     std::future::pending::<()>().await;
+}
+
+/// Publishes why the log cannot be read.
+fn unreadable(state: &watch::Sender<LogState>, error: &io::Error) {
+    let todo = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
+            "; give the daemon /dev/kmsg, and CAP_SYSLOG if kernel.dmesg_restrict is 1"
+        }
+        _ => "",
+    };
+    let unreadable = LogState::Unreadable(format!("the kernel log cannot be read ({error}){todo}"));
+    state.send_if_modified(|state| {
+        let is_news = *state != unreadable;
+        *state = unreadable;
+        is_news
+    });
 }
 
 /// Reads until the log fails.

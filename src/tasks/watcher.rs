@@ -155,10 +155,7 @@ impl Watcher {
 
     pub(crate) async fn run(mut self) {
         let mut watch = self.watch();
-        let mut uevents = UeventSocket::open(&self.host_root)
-            .inspect_err(|error| self.without_uevents(error))
-            .ok()
-            .flatten();
+        let mut uevents = self.uevents();
         let mut poll_at = Instant::now() + host::until_tick(POLL);
         let mut rescans = self.rescans();
         let mut reconcile_at = Some(Instant::now());
@@ -224,6 +221,7 @@ impl Watcher {
                 }
                 Event::Poll => {
                     self.watch_again(&mut watch);
+                    uevents = uevents.or_else(|| self.uevents());
                     self.notify_sockets();
                     rescans.poll();
                 }
@@ -302,7 +300,22 @@ impl Watcher {
         event.is_some()
     }
 
+    /// Opens the socket of the uevents. At the next poll it is tried again.
+    fn uevents(&self) -> Option<UeventSocket> {
+        let socket = UeventSocket::open(&self.host_root)
+            .inspect_err(|error| self.without_uevents(error))
+            .ok()?;
+        let off = |judgement: &mut Judgement| judgement.off.remove(&Source::Uevents).is_some();
+        if self.judgement.send_if_modified(off) {
+            tracing::info!("uevents are received again");
+        }
+        socket
+    }
+
     fn without_uevents(&self, error: &std::io::Error) {
+        if self.judgement.borrow().off.contains_key(&Source::Uevents) {
+            return;
+        }
         tracing::warn!(%error, "cannot receive uevents; falling back to polling for hardware changes");
         let why = format!(
             "uevents cannot be received ({error}); recoveries and failed drivers are not \
