@@ -143,6 +143,13 @@ impl Views {
             .filter(|unread| !unread.missing || self.grants.borrow().iter().any(is_old))
     }
 
+    /// Why this instance must not hand over now. A scan that does not end here would not end in
+    /// another instance either, and the kubelet would have no devices.
+    #[must_use]
+    pub fn refuses_handover(&self) -> Option<String> {
+        self.unread.borrow().late.clone()
+    }
+
     /// Waits until every resource is registered from here, or waits for an absent kubelet.
     pub async fn registered(&self) {
         let (mut ready, mut registrations) = (self.ready.clone(), self.registrations.clone());

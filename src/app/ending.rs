@@ -17,6 +17,7 @@ use crate::handover::{Label, PassedFds};
 use crate::serving::{Shared, serve_passed};
 use crate::store::Store;
 use actix::Arbiter;
+use futures_util::StreamExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -83,17 +84,15 @@ impl App {
             ending,
             arbiters,
             ledger_guardian,
-            tasks,
+            mut tasks,
             files,
             ..
         } = self;
         for task in &tasks {
             task.abort();
         }
-        for task in tasks {
-            // Its listening address is free when the task has ended.
-            drop(task.await);
-        }
+        // The listening addresses are free when the tasks have ended.
+        while tasks.next().await.is_some() {}
         for file in files {
             drop(std::fs::remove_file(file));
         }

@@ -307,9 +307,10 @@ impl Wiring {
             self.executor.outputs().clone(),
         );
         let control = control::serve(&control::socket_path(&roots.run), source, limits.control);
-        let sockets = Arc::clone(&self.sockets);
+        let (sockets, views) = (Arc::clone(&self.sockets), self.views.clone());
         let offer = Offer {
             fds: Arc::new(move || sockets.share()),
+            refusal: Arc::new(move || views.refuses_handover()),
             registering: Arc::clone(&self.registering),
         };
         let handover = handover::listen(&roots.run, offer, asked, limits.handover);

@@ -115,7 +115,7 @@ impl App {
             ending,
             arbiters: vec![ledger_arbiter, discovery_arbiter],
             ledger_guardian,
-            tasks,
+            tasks: tasks.into_iter().collect(),
             asked,
             upgrades,
             reloader,

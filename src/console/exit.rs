@@ -116,7 +116,7 @@ impl From<crate::daemon::DaemonError> for Failed {
             DaemonError::Limits(_) => Failed::new(LIMITS, error),
             DaemonError::System(_) | DaemonError::TakeOver(_) => Failed::new(FAILURE, error),
             DaemonError::Start(error) => error.into(),
-            DaemonError::Escalated(_) => Failed::new(ESCALATED, error),
+            DaemonError::Escalated(_) | DaemonError::TaskPanicked => Failed::new(ESCALATED, error),
         }
     }
 }

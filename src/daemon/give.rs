@@ -17,6 +17,9 @@ use tokio::time::Instant;
 /// How long NEW may take until the kubelet has every resource from it. It takes a tenth of a
 /// second; each step of NEW has a shorter bound of its own.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(20);
+/// When this instance begins to answer probes again although NEW has not confirmed. NEW, which may
+/// need the same address, tries it every two seconds. Probes that fail for so long end no pod.
+const STAND_BY_AFTER: Duration = Duration::from_secs(5);
 /// How long another process may hold the ledger before that is logged. A killed process releases it
 /// at once.
 const LOCKED_FOR: Duration = Duration::from_secs(1);
@@ -30,7 +33,7 @@ pub(super) enum Given {
         /// NEW sees the end of this instance when this connection is dropped.
         connection: Peer,
     },
-    /// This instance shall end. NEW has the kubelet's connections, even if NEW fails later.
+    /// This instance shall end. NEW has the kubelet's connections, or has exited.
     Stopped,
     /// NEW has exited, and this instance serves again.
     Back(Box<App>),
@@ -56,16 +59,20 @@ pub(super) async fn give(
         // If it cannot be sent, the connection to NEW ends next.
         tracing::warn!(%error, "failed to send the kubelet's connections to the new instance");
     }
+    tokio::pin!(stop);
     tokio::select! {
         is_left = wait_for_end(&mut peer, &mut passed, settings, own) => {
             if is_left {
                 return Ok(Given::Left { version, connection: peer });
             }
         }
-        () = stop => return Ok(Given::Stopped),
+        () = &mut stop => return Ok(Given::Stopped),
     }
     drop(peer);
-    Ok(Given::Back(Box::new(take_back(passed, settings).await?)))
+    tokio::select! {
+        app = take_back(passed, settings) => Ok(Given::Back(Box::new(app?))),
+        () = stop => Ok(Given::Stopped),
+    }
 }
 
 /// Waits until NEW has confirmed. Unless this instance started NEW, it then waits for NEW's end.
@@ -77,6 +84,8 @@ async fn wait_for_end(
     own: Option<&mut Child>,
 ) -> bool {
     let is_own = own.is_some();
+    let began = Instant::now();
+    let mut standby = (!is_own).then(|| stand_by(settings, STAND_BY_AFTER));
     match (tokio::time::timeout(CONFIRM_WITHIN, peer.recv()).await, own) {
         (Ok(Some(Message::Confirmed)), _) => {}
         (Ok(_), _) => {
@@ -106,16 +115,30 @@ async fn wait_for_end(
         return true;
     }
     tracing::info!("on standby until SIGTERM; serving again if the other instance exits");
-    // Probes of this instance still succeed, unless NEW listens on the same address.
-    let mut standby = JoinSet::new();
-    if let Some(address) = settings.config.listen {
-        let tls = Tls::new(settings.config.tls.as_ref(), watch::Sender::default());
-        let connections = ConnectionLimits::of(host::open_files()).telemetry;
-        standby.spawn(http::stand_by(address, tls, connections));
+    if let Some(standby) = &mut standby {
+        // If the address was in use here, NEW may wait for it.
+        standby.shutdown().await;
+        let waited = began.elapsed() > STAND_BY_AFTER;
+        *standby = stand_by(settings, if waited { STAND_BY_AFTER } else { Duration::ZERO });
     }
     peer.gone().await;
     tracing::warn!("the instance that took over has exited; serving again");
     false
+}
+
+/// Answers the probes of this instance `after` this time, as long as the returned tasks live,
+/// unless NEW listens on the same address.
+fn stand_by(settings: &Settings, after: Duration) -> JoinSet<()> {
+    let mut standby = JoinSet::new();
+    if let Some(address) = settings.config.listen {
+        let tls = Tls::new(settings.config.tls.as_ref(), watch::Sender::default());
+        let connections = ConnectionLimits::of(host::open_files()).telemetry;
+        standby.spawn(async move {
+            tokio::time::sleep(after).await;
+            http::stand_by(address, tls, connections).await;
+        });
+    }
+    standby
 }
 
 /// Starts again in this process.

@@ -12,7 +12,7 @@ mod upgrade;
 use self::give::{Given, give};
 use self::take::{OldInstance, take};
 use self::upgrade::Upgrade;
-use crate::admin::Installed;
+use crate::admin::{Installed, UpgradeOrder};
 use crate::app::{App, AppEvent, Settings, StartError};
 use crate::handover::{Asked, fd_store};
 use crate::host::{self, ExitOnSignal};
@@ -50,6 +50,9 @@ pub enum DaemonError {
     /// An actor died too often.
     #[error("the {0} actor died too often; see the log for its panics")]
     Escalated(&'static str),
+    /// A background task has panicked.
+    #[error("a background task has panicked; see the log for the panic")]
+    TaskPanicked,
 }
 
 /// The meaning of another instance's exit code, if it has one.
@@ -183,9 +186,12 @@ impl Daemon {
                         self.end(app).await;
                         return Err(DaemonError::Escalated(actor));
                     }
+                    AppEvent::TaskPanicked => {
+                        self.end(app).await;
+                        return Err(DaemonError::TaskPanicked);
+                    }
                     AppEvent::ConfigChanged => signal = self.reload(&mut app, signals).await,
-                    AppEvent::Upgrade(order) if self.upgrade.is_some() => upgrade::refuse(order, "another handover is in progress".into()),
-                    AppEvent::Upgrade(order) => self.upgrade = Upgrade::begin(order),
+                    AppEvent::Upgrade(order) => self.begin_upgrade(order, &app),
                     AppEvent::Asked(asked) => match self.give(app, asked, signals).await? {
                         Some(back) => app = back,
                         None => return Ok(()),
@@ -198,13 +204,22 @@ impl Daemon {
                 }
             }
             if let Some(signal) = signal {
-                tracing::info!(
-                    signal,
-                    "shutting down: open requests are answered first, connections end last"
-                );
-                self.end(app).await;
+                self.end_by(signal, app).await;
                 return Ok(());
             }
+        }
+    }
+
+    /// Starts the binary of an order, unless there is a reason against it.
+    fn begin_upgrade(&mut self, order: UpgradeOrder, app: &App) {
+        let refusal = if self.upgrade.is_some() {
+            Some("another handover is in progress".to_owned())
+        } else {
+            app.views.refuses_handover().or_else(|| upgrade::refusal(std::process::id()))
+        };
+        match refusal {
+            Some(why) => upgrade::refuse(order, why),
+            None => self.upgrade = Upgrade::begin(order),
         }
     }
 
@@ -229,6 +244,15 @@ impl Daemon {
             notify(&[NotifyState::Ready]);
         }
         ends
+    }
+
+    /// Ends because of a signal.
+    async fn end_by(&self, signal: &'static str, app: App) {
+        tracing::info!(
+            signal,
+            "shutting down: open requests are answered first, connections end last"
+        );
+        self.end(app).await;
     }
 
     /// Ends. If systemd has an fd store, the kubelet's connections go there for the next process.
@@ -257,12 +281,23 @@ impl Daemon {
         }
         // One handover after the other. An old instance that has handed over to this one stays on
         // standby.
-        if timeout(TAKEN_WITHIN, self.readiness.ready.wait_for(|ready| *ready)).await.is_err() {
-            tracing::warn!(
-                "the handover to this instance is not complete yet; handing over to the next one all the same"
-            );
+        let prepare = async {
+            let ready = self.readiness.ready.wait_for(|ready| *ready);
+            if timeout(TAKEN_WITHIN, ready).await.is_err() {
+                tracing::warn!(
+                    "the handover to this instance is not complete yet; handing over to the next one all the same"
+                );
+            }
+            app.checkpoint().await;
+        };
+        let signal = tokio::select! {
+            () = prepare => None,
+            signal = signals.next() => Some(signal),
+        };
+        if let Some(signal) = signal {
+            self.end_by(signal, app).await;
+            return Ok(None);
         }
-        app.checkpoint().await;
         if asked.peer.is_gone() {
             tracing::warn!(
                 "the instance that requested the handover has exited; continuing to serve"

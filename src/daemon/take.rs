@@ -99,6 +99,9 @@ async fn ask(run_dir: &Path, passed: &mut PassedFds) -> Result<Option<OldInstanc
         Ok(Some(Message::Offer { protocol, version, records, fds })) => {
             (protocol, version, records, fds)
         }
+        Ok(Some(Message::Refused { why })) => {
+            return Err(format!("the running holdfast does not hand over now: {why}"));
+        }
         // It has exited since the connect.
         Ok(None) => return Ok(None),
         Ok(Some(_)) | Err(_) => return silent(),

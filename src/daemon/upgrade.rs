@@ -27,6 +27,10 @@ impl Upgrade {
     /// Starts the binary of an order, which will request a handover from this process. `None` when
     /// it cannot be started; the order is then answered with the error.
     pub(super) fn begin(order: UpgradeOrder) -> Option<Self> {
+        if order.answer.is_closed() {
+            tracing::info!("the client that requested a handover has disconnected; none begins");
+            return None;
+        }
         let executable = &order.upgrade.executable;
         match start(executable) {
             Ok(child) => {
@@ -75,6 +79,15 @@ impl Upgrade {
         tracing::error!(why, "handover failed; this instance continues to serve");
         drop(self.answer.send(Err(why)));
     }
+}
+
+/// Why a process with this id must not start another instance and end.
+pub(super) fn refusal(pid: u32) -> Option<String> {
+    (pid == 1).then(|| {
+        "this daemon is the first process of its container, so that the end of the daemon also ends a process that \
+         it starts; roll out the DaemonSet with the new image instead"
+            .to_owned()
+    })
 }
 
 /// Answers an order that cannot be carried out.
@@ -141,6 +154,19 @@ mod tests {
         let (why, upgrade) = fails("exec sleep 3600", Duration::from_millis(1));
         assert!(why.contains("was killed"), "{why}");
         assert_eq!(upgrade.child.id(), None, "its exit was collected");
+    }
+
+    #[test]
+    fn the_first_process_of_a_container_starts_no_other_instance() {
+        assert!(refusal(1).is_some_and(|why| why.contains("roll out the DaemonSet")));
+        assert_eq!(refusal(2), None);
+    }
+
+    #[test]
+    fn a_handover_whose_client_has_left_does_not_begin() {
+        let ((answer, _), (_, written)) = (oneshot::channel(), oneshot::channel());
+        let upgrade = crate::admin::Upgrade { executable: "/bin/true".into() };
+        assert!(Upgrade::begin(UpgradeOrder { upgrade, answer, written }).is_none());
     }
 
     #[test]

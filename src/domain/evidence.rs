@@ -19,6 +19,8 @@ pub struct Unread {
     pub resources: BTreeMap<ResourceName, String>,
     /// Why the GPU of a system on a chip may exist although it was not found.
     pub integrated: Option<String>,
+    /// Why nothing newer is known: the present scan does not end.
+    pub late: Option<String>,
 }
 
 impl Unread {
@@ -86,6 +88,7 @@ impl Unread {
             .chain(self.of_function.values())
             .chain(self.resources.values())
             .chain(&self.integrated)
+            .chain(&self.late)
             .map(String::as_str)
             .collect()
     }

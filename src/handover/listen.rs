@@ -2,7 +2,7 @@
 
 use super::PassedFds;
 use super::wire::{Message, PROTOCOL, Peer, socket_path};
-use crate::host::peer::TrustedListener;
+use crate::host::peer::KeptListener;
 use crate::store;
 use crate::telemetry::metrics;
 use std::collections::VecDeque;
@@ -38,6 +38,8 @@ pub struct Asked {
 pub struct Offer {
     /// Returns copies of the kubelet's connections and of our sockets.
     pub fds: Arc<dyn Fn() -> PassedFds + Send + Sync>,
+    /// Why this instance must not hand over now.
+    pub refusal: Arc<dyn Fn() -> Option<String> + Send + Sync>,
     /// Locked for reading by each Register.
     pub registering: Arc<RwLock<()>>,
 }
@@ -58,7 +60,7 @@ pub fn listen(
     max: usize,
 ) -> Option<JoinHandle<()>> {
     let path = socket_path(run_dir);
-    match TrustedListener::bind(&path, || metrics::refused("handover")) {
+    match KeptListener::bind(&path, || metrics::refused("handover")) {
         Ok(listener) => Some(tokio::spawn(accept(listener, offer, asked, max))),
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "cannot create the handover socket; another instance cannot take over from this one");
@@ -67,7 +69,7 @@ pub fn listen(
     }
 }
 
-async fn accept(listener: TrustedListener, offer: Offer, asked: mpsc::Sender<Asked>, max: usize) {
+async fn accept(mut listener: KeptListener, offer: Offer, asked: mpsc::Sender<Asked>, max: usize) {
     // The peers' tasks end with this task.
     let mut peers = JoinSet::new();
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
@@ -90,10 +92,16 @@ async fn accept(listener: TrustedListener, offer: Offer, asked: mpsc::Sender<Ask
 /// Sends the offer. If the peer answers with `Take`, the peer is passed on to the daemon.
 async fn serve_peer(
     stream: UnixStream,
-    Offer { fds, registering }: Offer,
+    Offer { fds, refusal, registering }: Offer,
     asked: mpsc::Sender<Asked>,
 ) {
     let mut peer = Peer::new(stream);
+    if let Some(why) = refusal() {
+        tracing::warn!(pid = peer.pid, why, "handover request rejected");
+        // A peer that has disconnected needs no answer.
+        drop(peer.send(&Message::Refused { why }, &[]).await);
+        return;
+    }
     let mut quiet = timeout(QUIET_WITHIN, registering.write_owned()).await.ok();
     let passed = fds();
     let fds = passed.labels();
@@ -118,5 +126,31 @@ async fn serve_peer(
         // Peers are served one after the other. The handover notices a peer that has disconnected
         // while it waited.
         drop(asked.send(Asked { peer, version, quiet }).await);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_instance_that_must_not_hand_over_says_why() {
+        for refusal in [None, Some("a scan has not ended")] {
+            let (old, new) = UnixStream::pair().unwrap();
+            let offer = Offer {
+                fds: Arc::new(PassedFds::default),
+                refusal: Arc::new(move || refusal.map(str::to_owned)),
+                registering: Arc::default(),
+            };
+            let served = tokio::spawn(serve_peer(old, offer, mpsc::channel(1).0));
+            let mut peer = Peer::new(new);
+            match (peer.recv().await, refusal) {
+                (Some(Message::Offer { .. }), None) => {}
+                (Some(Message::Refused { why }), Some(wanted)) => assert_eq!(why, wanted),
+                (other, _) => panic!("{other:?}"),
+            }
+            drop(peer);
+            served.await.unwrap();
+        }
     }
 }

@@ -41,6 +41,11 @@ pub enum Message {
         /// The descriptors that come with this.
         fds: Vec<Label>,
     },
+    /// OLD: it does not hand over now, and continues to serve.
+    Refused {
+        /// The reason.
+        why: String,
+    },
     /// NEW: requests the handover.
     Take {
         /// NEW's version.

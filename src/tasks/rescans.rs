@@ -110,7 +110,7 @@ fn report_late(host_root: &HostRoot, unread: &watch::Sender<Unread>, after: Dura
         );
     }
     tracing::warn!(%why, "devices keep their last state until the scan ends");
-    unread.send_modify(|unread| unread.functions = Some(why));
+    unread.send_modify(|unread| unread.late = Some(why));
 }
 
 /// The pause is also as long as the scan: a driver that answers slowly is asked half of the time.

@@ -188,6 +188,23 @@ fn an_instance_on_standby_serves_again_when_the_new_one_dies() {
 }
 
 #[test]
+fn a_signal_ends_an_instance_that_waits_for_the_ledger() {
+    run(async {
+        let (node, _kubelet, mut old) = served().await;
+        let mut new = take_over(&node);
+        old.logged("on standby").await;
+        // This process waits for the lock, and gets it from the kernel when the other one dies.
+        let lock = std::fs::File::open(node.state().join("lock")).unwrap();
+        let locked = tokio::task::spawn_blocking(move || lock.lock().map(|()| lock));
+        new.kill();
+        let _locked = locked.await.unwrap().unwrap();
+        old.logged("another process has locked the ledger").await;
+        old.signal(Signal::SIGTERM);
+        assert_eq!(old.ended().await.code(), Some(0));
+    });
+}
+
+#[test]
 fn a_handover_waits_for_an_instance_that_is_starting_or_ending() {
     run(async {
         let node = Node::with(&[("gpu", DEVICES)]);
