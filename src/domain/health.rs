@@ -266,6 +266,12 @@ impl Health {
         self == Health::Healthy
     }
 
+    /// Whether the device itself is there with all of its parts, healthy or not.
+    #[must_use]
+    pub fn is_present(self) -> bool {
+        self.reason().is_none_or(|reason| !reason.is_of_presence())
+    }
+
     /// The API's exact words: the kubelet treats every text but `Healthy` as unhealthy.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -2,8 +2,8 @@
 //! defines.
 //!
 //! The background task writes them before the first Register, and again after each change. An
-//! Allocate writes them too if a name of its answer is missing. Nothing is known of an unhealthy
-//! device, so it keeps its definition, and so does a held one.
+//! Allocate writes them too if a name of its answer is missing. Of a device that is not there
+//! nothing is known, so it keeps its definition, and so does a held one.
 
 use super::nvidia_features::by_node;
 use crate::config::import::cdi_names;
@@ -46,6 +46,8 @@ struct State {
     hook: KnownHook,
     /// Whether a file of another program, or their folder, could not be read.
     is_unread: bool,
+    /// Why the driver could not be read the last time.
+    driver_unread: Option<String>,
 }
 
 impl State {
@@ -150,6 +152,12 @@ impl GpuSpecs {
         })
     }
 
+    /// Why the driver could not be read when the files were written last. A name that is not
+    /// defined may be defined later then.
+    pub(super) fn driver_unread(&self) -> Option<String> {
+        self.state().driver_unread.clone()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // What a panic left incomplete is made again.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -238,7 +246,7 @@ impl GpuSpecs {
                 };
                 // Shares of one device have one definition.
                 let is_new = of_kind.listed.insert(name.clone());
-                if offered.health.is_healthy() && (is_new || !of_kind.defined.contains(&name)) {
+                if offered.health.is_present() && (is_new || !of_kind.defined.contains(&name)) {
                     let gpu = nvidia_cdi::gpu(&offering.spec, &offered.device, &node_exists);
                     of_kind.defined.extend(gpu.as_ref().map(|_| name));
                     of_kind.gpus.extend(gpu);
@@ -305,6 +313,7 @@ impl GpuSpecs {
             }),
         };
         self.report(warning);
+        state.driver_unread = found.as_ref().err().map(ToString::to_string);
         found.ok().flatten()
     }
 
@@ -697,6 +706,14 @@ mod tests {
         assert_eq!(common(&setup.text().unwrap()), common(&before));
         specs.update(&Inventory::default(), &held(&[]));
         assert_eq!(setup.text(), None);
+    }
+
+    /// As after a boot: the folder is empty.
+    #[test]
+    fn a_device_that_is_there_is_defined_also_while_it_is_unhealthy() {
+        let setup = Setup::new("", &DRIVER);
+        setup.specs().update(&setup.inventory(Health::Unhealthy(Reason::Cordoned)), &held(&[]));
+        assert_eq!(setup.names(), ["GPU-1", "MIG-1", "all"]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::messages::Record;
 use crate::slices::api::Attribute;
 use crate::slices::attributes::{self, Facts};
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -229,9 +229,12 @@ impl Preparer {
         let device = offered.device.as_ref();
         self.files.ensure(spec, std::iter::once((id, device)), &inventory, &node_exists)?;
         let gpus = &self.files.gpus;
+        let lacks_name = Cell::new(false);
         let is_defined = |qualified: &str| {
             let parts = qualified.split_once('=');
-            parts.is_some_and(|(kind, name)| gpus.defines(kind, name, &inventory))
+            let is_defined = parts.is_some_and(|(kind, name)| gpus.defines(kind, name, &inventory));
+            lacks_name.set(lacks_name.get() || !is_defined);
+            is_defined
         };
         let request = contract::Request {
             spec,
@@ -243,7 +246,13 @@ impl Preparer {
         let edits = contract::claim::edits(&request, device, &is_defined);
         // A node whose existence could not be checked would be missing.
         no_failure(&root, &spec.name, id)?;
-        Ok(edits)
+        match gpus.driver_unread().filter(|_| lacks_name.get()) {
+            // The edits stay for the whole boot: they must not lack the driver's libraries.
+            Some(why) => {
+                Err(Refusal::Unreadable { resource: spec.name.clone(), id: id.clone(), why })
+            }
+            None => Ok(edits),
+        }
     }
 }
 

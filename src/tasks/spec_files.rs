@@ -129,12 +129,11 @@ impl Writer {
     }
 
     fn write_cdi(&self, offering: &Offering) {
-        // An unhealthy device may be absent and nothing may be known of it: its file stays as it
-        // was.
+        // Nothing is known of a device that is not there: its file stays as it was.
         let whole = offering
             .devices
             .values()
-            .filter(|offered| offered.health.is_healthy())
+            .filter(|offered| offered.health.is_present())
             .map(|offered| offered.device.as_ref());
         for file in cdi::files(&offering.spec, whole, &|path| self.host_root.node_exists(path)) {
             write(&self.files.cdi, &file);
@@ -145,7 +144,9 @@ impl Writer {
         for (id, offered) in &offering.devices {
             let name = device_info::file_name(&offering.spec.name, id);
             if !held.contains(&name) {
-                remove(&self.files.device_info, &name);
+                if !self.files.is_fresh(&name) {
+                    remove(&self.files.device_info, &name);
+                }
             } else if let Some(file) = device_info::file(&offering.spec, id, &offered.device)
                 .filter(|_| offered.device.pci.is_some())
             {
@@ -519,5 +520,14 @@ mod tests {
         hold(&addresses[..1]);
         writer.update();
         assert_eq!(infos(), named(&addresses[..1]));
+
+        // An Allocate was answered, and its grant is not published yet.
+        let inventory = Arc::clone(&setup.inventory.borrow());
+        let offering = inventory.resources.values().next().unwrap();
+        let (id, offered) = offering.devices.last_key_value().unwrap();
+        let granted = std::iter::once((id, offered.device.as_ref()));
+        writer.files.ensure(&offering.spec, granted, &inventory, &|_| true).unwrap();
+        writer.update();
+        assert_eq!(infos(), named(&addresses));
     }
 }
