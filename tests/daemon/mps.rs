@@ -38,8 +38,9 @@ esac
 "#;
 
 /// In the place of `nvidia-smi -i GPU`: with a query it prints number, memory and mode, and with
-/// `-c MODE` it records the mode.
+/// `-c MODE` it records the mode. While `degraded-GPU` exists it fails.
 const SMI: &str = r#"#!/bin/sh
+[ -e "@/degraded-$2" ] && exit 14
 case $3 in
     -c) echo "mode $2 $4" >>"@/commands"; echo Exclusive_Process >"@/mode-$2"
         [ "$4" = DEFAULT ] && rm "@/mode-$2"; exit 0 ;;
@@ -211,6 +212,33 @@ fn shares_are_offered_once_their_control_daemon_answers_and_it_outlives_the_daem
         offered(&kubelet, &gpu(), 8).await;
         commanded(&setup, &[before, setup.set_up(false, false)].concat()).await;
         assert_eq!((setup.pid(), count(&kubelet, unhealthy)), (pid, lists));
+    });
+}
+
+/// `nvidia-smi` also fails for a GPU that works.
+#[test]
+fn shares_stay_while_their_control_daemon_answers_and_nvidia_smi_fails() {
+    run(async {
+        let setup = Setup::new();
+        let kubelet = setup.node.start_kubelet().await;
+        let daemon = setup.node.start_daemon();
+        offered(&kubelet, &gpu(), 8).await;
+        let before = setup.commands();
+        assert_eq!(before, setup.set_up(true, true));
+        drop(daemon);
+        let degraded = format!("degraded-{}", setup.gpus[0]);
+        setup.set(&degraded, true);
+        let unhealthy = |kind: &EventKind| matches!(kind, EventKind::Listed { resource, unhealthy, .. } if *resource == gpu() && *unhealthy > 0);
+        let lists = count(&kubelet, unhealthy);
+        let _daemon = setup.node.start_daemon();
+        let commands = || setup.commands()[before.len()..].to_vec();
+        let all = setup.set_up(false, false);
+        until("the commands of a second try", commands, |found| found.len() > 2).await;
+        assert_eq!(commands()[..2], all[1..], "the limit of the other GPU");
+        assert_eq!((setup.why(), count(&kubelet, unhealthy)), (None, lists));
+        setup.set(&degraded, false);
+        until("the limit of each GPU", commands, |found| found.ends_with(&all)).await;
+        offered(&kubelet, &gpu(), 8).await;
     });
 }
 

@@ -113,10 +113,15 @@ impl Work<'_> {
         if let Outcome::Unknown(_) = found {
             return found;
         }
-        let mut gpus = Vec::new();
+        let (mut gpus, mut failed) = (Vec::new(), None);
         for gpu in &setup.gpus {
             match self.exclusive(gpu) {
                 Ok(facts) => gpus.push(facts),
+                // A control daemon that answers serves its GPUs, also one for which `nvidia-smi`
+                // fails.
+                Err(Outcome::Failed(why)) if found == Outcome::Ready => {
+                    failed.get_or_insert(Outcome::Unknown(why));
+                }
                 Err(outcome) => return outcome,
             }
         }
@@ -135,6 +140,7 @@ impl Work<'_> {
         }
         match self.look() {
             Outcome::Absent(why) => Outcome::Failed(format!("it ended after its start: {why}")),
+            Outcome::Ready => failed.unwrap_or(Outcome::Ready),
             other => other,
         }
     }
