@@ -10,6 +10,7 @@ use crate::domain::{Durability, GrantState, NvmlQuery, NvmlSnapshot};
 use crate::handover::{self, Asked, Offer};
 use crate::hardware;
 use crate::health::HealthConfig;
+use crate::host::Orphans;
 use crate::ledger::LedgerConfig;
 use crate::ledger::core::Ledger;
 use crate::registration::RegistrationConfig;
@@ -21,6 +22,7 @@ use crate::tasks::watcher::{self, Watcher};
 use crate::tasks::{checks, config_links, hooks, node_labels, spec_files, xid_events};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -248,6 +250,9 @@ impl Wiring {
             self.views.plan.clone(),
             self.views.inventory.clone(),
         ));
+        if std::process::id() == 1 {
+            tasks.push(tokio::spawn(reap_orphans()));
+        }
         let folder = self.settings.config.features_directory.clone();
         let sources = node_labels::Sources {
             inventory: self.views.inventory.clone(),
@@ -268,6 +273,18 @@ impl Wiring {
         #[cfg(feature = "cluster")]
         tasks.extend(self.reporting().map(|task| tokio::spawn(task.run())));
         tasks
+    }
+}
+
+/// How often orphans are waited for. A hook that is killed may leave some.
+const REAP_EVERY: Duration = Duration::from_secs(5);
+
+/// Waits for the orphans that a container leaves to its first process.
+async fn reap_orphans() {
+    let mut orphans = Orphans::default();
+    loop {
+        orphans.reap();
+        tokio::time::sleep(REAP_EVERY).await;
     }
 }
 

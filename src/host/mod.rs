@@ -15,6 +15,7 @@ mod kmsg;
 mod mps;
 mod nodes;
 mod nvml;
+mod orphans;
 pub mod peer;
 pub mod pods;
 pub mod private;
@@ -51,6 +52,7 @@ pub use nvml::{
     EVENT_WAIT_MAX, NVML_PROCESS, NvmlAnswer, NvmlReport, query_nvml, query_nvml_here, serve_nvml,
     watch_nvml_events,
 };
+pub use orphans::Orphans;
 pub use process::{
     awaited_file, check_task_limit, file_size_limit, hang_up, is_shortage, open_files,
     raise_open_files, terminate, waits_for_disk,

@@ -1,6 +1,7 @@
 //! Opens regular files only. Opening a FIFO would block for ever, and opening a device may have
 //! side effects.
 
+use super::process::is_shortage;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use std::fs::{self, File, FileType, OpenOptions};
@@ -107,17 +108,9 @@ fn check(found: FileType) -> io::Result<()> {
 /// fails, or a limit of the process or the machine.
 #[must_use]
 pub fn may_pass(error: &io::Error) -> bool {
-    let causes = [
-        Errno::EIO,
-        Errno::EMFILE,
-        Errno::ENFILE,
-        Errno::ENOMEM,
-        Errno::ESTALE,
-        Errno::ETIMEDOUT,
-        Errno::EAGAIN,
-        Errno::ENOLINK,
-    ];
-    error.raw_os_error().is_some_and(|code| causes.contains(&Errno::from_raw(code)))
+    let causes = [Errno::EIO, Errno::ESTALE, Errno::ETIMEDOUT, Errno::ENOLINK];
+    let is_cause = |code| causes.contains(&Errno::from_raw(code));
+    is_shortage(error) || error.raw_os_error().is_some_and(is_cause)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! missing resource and exits with a specific code. A shortage at run time is no evidence about any
 //! device or pod.
 
+use crate::common::inside::inside;
 use crate::common::{
     Daemon, Node, allocate, dial, http_get, is_root, name, offered, pause, resource, run, soon,
     telemetry, until, until_blocking,
@@ -10,7 +11,7 @@ use holdfast::console::exit;
 use holdfast::kubelet::proto::v1beta1 as api;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
+use nix::unistd::{Pid, mkfifo};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -346,5 +347,43 @@ fn a_shortage_of_threads_is_no_evidence_and_ends_nothing() {
         );
         daemon.signal(Signal::SIGTERM);
         assert!(daemon.ended().await.success());
+    });
+}
+
+/// As in a container, where the daemon is the first process: orphans become its children.
+#[test]
+fn the_first_process_of_a_container_waits_for_orphans() {
+    let name = "process_limits::the_first_process_of_a_container_waits_for_orphans";
+    if inside(name, &["unshare"]).is_none() {
+        return;
+    }
+    run(async {
+        let node = Node::with(&[("gpu", 1)]);
+        let check = "check = { command = [\"/bin/sh\", \"-c\", \"sleep 1000 & exit 0\"], timeout = \"5s\", every = \"1h\" }\n";
+        node.write_config(&format!("[telemetry]\nlisten = \"off\"\n{}{check}", resource("gpu")));
+        let run = node.command(&["run"]);
+        let mut first = Command::new("unshare");
+        first.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        let mut daemon = Daemon::spawn(first.arg(run.get_program()).args(run.get_args()));
+        daemon.logged("ready").await;
+        // The state of each child of a process.
+        let children = |parent: Pid| -> Vec<(Pid, String)> {
+            let entries = fs::read_dir("/proc").unwrap().flatten();
+            let stats =
+                entries.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
+            let child = |stat: String| {
+                let (begin, rest) = stat.rsplit_once(") ")?;
+                let mut fields = rest.split(' ');
+                let (state, of) = (fields.next()?, fields.next()?.parse().ok()?);
+                let pid = begin.split(' ').next()?.parse().ok()?;
+                (Pid::from_raw(of) == parent).then(|| (Pid::from_raw(pid), state.to_owned()))
+            };
+            stats.filter_map(child).collect()
+        };
+        let first = children(daemon.pid())[0].0;
+        let orphans = || children(first).iter().filter(|(_, state)| state == "Z").count();
+        until("an orphan", orphans, |orphans| *orphans == 1).await;
+        until("no orphan", orphans, |orphans| *orphans == 0).await;
+        daemon.kill();
     });
 }

@@ -563,8 +563,16 @@ fn a_verdict_that_a_full_disk_refuses_is_recorded_when_there_is_room() {
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
         let metrics = telemetry(&daemon).await;
-        offered(&kubelet, &name("example.com/gpu"), 4).await;
+        let gpu = name("example.com/gpu");
+        offered(&kubelet, &gpu, 4).await;
+        daemon.logged("registered").await;
+        let mut api = dial(&kubelet, &node, &gpu).await;
         disk.fill();
+        // The journal has some room of its own.
+        let mut refused = 0;
+        while refused < 20 {
+            refused += usize::from(allocate(&mut api, &["dev:gpu1"]).await.is_err());
+        }
         let cordoned = node.output(&["device", "cordon", "dev:gpu0", "--reason", "fan"]);
         let error = String::from_utf8_lossy(&cordoned.stderr);
         assert!(!cordoned.status.success() && error.contains("make room"), "{error}");
