@@ -154,7 +154,7 @@ fn a_start_that_hangs_is_ended_by_sigterm() {
         .env(HANGS_AT, &pipe)
         .spawn()
         .unwrap();
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
     let catches = || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();

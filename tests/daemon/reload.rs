@@ -652,23 +652,6 @@ fn a_signal_during_the_start_is_answered_after_it() {
     });
 }
 
-/// A file whose read hangs, as on a file system whose server is absent.
-#[test]
-fn a_read_that_never_ends_does_not_block_the_shutdown() {
-    run(async {
-        let node = Node::with(&[("gpu", 1)]);
-        let mut daemon = Daemon::spawn(&mut node.command(&["run"]));
-        daemon.logged("ready").await;
-        std::fs::create_dir(node.path("etc/config.d")).unwrap();
-        nix::unistd::mkfifo(&node.path("etc/config.d/10.toml"), nix::sys::stat::Mode::S_IRWXU)
-            .unwrap();
-        daemon.signal(Signal::SIGHUP);
-        daemon.logged("reloading the configuration").await;
-        daemon.signal(Signal::SIGTERM);
-        assert_eq!(daemon.ended().await.code(), Some(0));
-    });
-}
-
 /// A disk that fails for some time: a read of this process's memory at its start is an error too.
 #[test]
 fn files_that_cannot_be_read_are_read_again_without_another_signal() {
@@ -679,7 +662,7 @@ fn files_that_cannot_be_read_are_read_again_without_another_signal() {
         daemon.logged("ready").await;
         let drop_in = node.path("etc/config.d/10.toml");
         std::fs::create_dir(node.path("etc/config.d")).unwrap();
-        std::os::unix::fs::symlink("/proc/self/mem", &drop_in).unwrap();
+        symlink("/proc/self/mem", &drop_in).unwrap();
         daemon.signal(Signal::SIGHUP);
         let error = || node.json(&["status"])["config"]["error"].clone();
         crate::common::until("the error", error, |error| {
