@@ -5,14 +5,15 @@ use super::candidates::{Candidate, Part, may_be_file};
 use super::doc::{Doc, Is};
 use super::error::ImportError;
 use super::field::{Decoder, Field, join};
-use super::flags::{Flag, Flags};
-use super::named::Selection;
+use super::nvidia_chart;
 use super::peers::{Facts, Peer};
 
 /// The kinds of objects that contain values, and the path of the values. Flux has them as a tree,
-/// k3s as a text, Argo as either. `[]` is every element of a list.
+/// k3s as a text, Argo as either. The settings of a ClusterPolicy have the keys of the values that
+/// make it. `[]` is every element of a list.
 const PLACES: &[(&str, &[&str])] = &[
     ("HelmRelease", &["spec", "values"]),
+    ("ClusterPolicy", &["spec"]),
     ("HelmChart", &["spec", "valuesContent"]),
     ("HelmChartConfig", &["spec", "valuesContent"]),
     ("Application", &["spec", "source", "helm", "valuesObject"]),
@@ -28,8 +29,10 @@ const WORDS: [&str; 3] = ["args", "command", "initContainers"];
 pub(super) struct Found<'a> {
     pub(super) candidates: Vec<Candidate<'a>>,
     pub(super) containers: Vec<Field<'a>>,
-    /// The values of NVIDIA's own chart.
-    nvidia: Option<Field<'a>>,
+    /// The values of the chart of NVIDIA's plugin.
+    pub(super) nvidia: Option<Field<'a>>,
+    /// Those of NVIDIA's GPU operator.
+    pub(super) operator: Option<Field<'a>>,
 }
 
 /// The values that Kubernetes objects contain. `texts` are those that the objects contain as text.
@@ -93,6 +96,14 @@ fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mu
         Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| {
             search_in(peer, facts, &format!("{path}[{index}]"), doc, found);
         }),
+        Is::Map(_) if peer == Peer::Nvidia && nvidia_chart::is_operator(doc) => {
+            found.operator.get_or_insert_with(|| Field::at(doc, Decoder::Yaml, path));
+            // Its other parts have files and containers too.
+            let config = doc.value("devicePlugin").and_then(|plugin| plugin.value("config"));
+            if let Some(files) = config.and_then(|config| config.value("data")) {
+                search_in(peer, facts, &join(path, "devicePlugin.config.data"), files, found);
+            }
+        }
         Is::Map(map) => {
             // This may still be a plugin's file, so nothing of it is marked as read here.
             let image = doc.value("image");
@@ -103,10 +114,7 @@ fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mu
             if is_mine || is_container {
                 found.containers.push(Field::at(doc, Decoder::Yaml, path));
             }
-            let files = doc.value("config").and_then(|config| config.value("map"));
-            if peer == Peer::Nvidia
-                && (is_mine || files.is_some_and(|files| matches!(files.is, Is::Map(_))))
-            {
+            if peer == Peer::Nvidia && (is_mine || nvidia_chart::is_chart(path, doc)) {
                 found.nvidia.get_or_insert_with(|| Field::at(doc, Decoder::Yaml, path));
             }
             for (key, doc) in map.iter().filter(|(key, _)| !WORDS.contains(&&**key)) {
@@ -139,38 +147,6 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
         Peer::Amd => doc.value("resource_naming_strategy").is_some(),
         // Akri's chart makes the object from other values.
         Peer::Akri => false,
-    }
-}
-
-/// The values that NVIDIA's chart has in addition to the files: the choice among them, and
-/// variables of the container.
-pub(super) fn read_nvidia(found: &Found<'_>, selection: &mut Selection, flags: &mut Flags) {
-    const VARIABLES: [(&str, &str); 10] = [
-        ("migStrategy", "MIG_STRATEGY"),
-        ("failOnInitError", "FAIL_ON_INIT_ERROR"),
-        ("compatWithCPUManager", "PASS_DEVICE_SPECS"),
-        ("deviceListStrategy", "DEVICE_LIST_STRATEGY"),
-        ("deviceIDStrategy", "DEVICE_ID_STRATEGY"),
-        ("nvidiaDriverRoot", "NVIDIA_DRIVER_ROOT"),
-        ("gdrcopyEnabled", "GDRCOPY_ENABLED"),
-        ("gdsEnabled", "GDS_ENABLED"),
-        ("mofedEnabled", "MOFED_ENABLED"),
-        ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
-    ];
-    let Some(values) = &found.nvidia else { return };
-    if let Some(config) = values.get("config") {
-        let text = |key: &str| Some(config.get(key)?.text().ok()?.to_owned());
-        let strategies = config.get("fallbackStrategies").and_then(|list| list.texts().ok());
-        selection.take(None, text("default"), strategies);
-    }
-    let root = values.get("mps").and_then(|mps| mps.get("root")).map(|root| (root, "MPS_ROOT"));
-    let variables =
-        VARIABLES.into_iter().filter_map(|(key, variable)| Some((values.get(key)?, variable)));
-    for (value, variable) in variables.chain(root) {
-        if let Ok(scalar) = value.scalar_text() {
-            let of = Doc::new(value.line(), Is::Scalar(scalar.clone()));
-            flags.variables.push(Flag { name: variable.to_owned(), value: of, path: value.path });
-        }
     }
 }
 

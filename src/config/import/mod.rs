@@ -28,6 +28,7 @@ mod intel_gpu;
 mod kubevirt;
 mod named;
 mod nvidia;
+mod nvidia_chart;
 mod peers;
 mod rdma_shared;
 mod smarter;

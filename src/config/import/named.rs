@@ -34,6 +34,8 @@ pub(super) struct Selection {
     /// The file of nodes without the label. Empty means that the strategies apply.
     default: String,
     strategies: Vec<String>,
+    /// Whether the input has this choice. Otherwise it is that of NVIDIA's chart without values.
+    is_given: bool,
 }
 
 impl Default for Selection {
@@ -42,6 +44,7 @@ impl Default for Selection {
             label: LABEL.to_owned(),
             default: String::new(),
             strategies: STRATEGIES.map(str::to_owned).to_vec(),
+            is_given: false,
         }
     }
 }
@@ -65,6 +68,7 @@ impl Selection {
         default: Option<String>,
         strategies: Option<Vec<String>>,
     ) {
+        self.is_given = true;
         self.label = label.filter(|label| !label.is_empty()).unwrap_or(self.label.clone());
         self.default = default.unwrap_or(std::mem::take(&mut self.default));
         self.strategies = strategies.unwrap_or(std::mem::take(&mut self.strategies));
@@ -157,9 +161,17 @@ impl Named {
              or a file with them"
         ));
         if *fallback == Fallback::None {
+            let why = match self.selection.is_given {
+                true => "the plugin does not start there",
+                false => {
+                    "the input does not name a default one, as `config.default` in the values of \
+                     the chart and `devicePlugin.config.default` in those of the GPU operator; \
+                     import it together with these"
+                }
+            };
             draft.warn(format!(
-                "no configuration is for nodes without the label `{label}`: the plugin does not \
-                 start there, and Holdfast offers the known hardware under its usual names"
+                "no configuration is for nodes without the label `{label}`: {why}. Holdfast \
+                 offers the known hardware there, under its usual names"
             ));
         }
     }
@@ -270,6 +282,10 @@ mod tests {
         let none = imported(&with("fallbackStrategies: []"));
         assert!(none.warnings.iter().any(|warning| warning.contains("no configuration is for")));
         assert_eq!(offered(&none.toml, "other=1"), [""; 0]);
+        assert!(none.warnings.iter().any(|warning| warning.contains("the plugin does not start")));
+        let alone = imported("kind: ConfigMap\ndata: { a: 'version: v1', b: 'version: v1' }\n");
+        let unknown = "the input does not name a default one";
+        assert!(alone.warnings.iter().any(|warning| warning.contains(unknown)));
         let missing = imported(&with("default: other"));
         assert_eq!(missing.wrong, 1);
         assert!(missing.warnings[0].contains("`other` does not exist"), "{:?}", missing.warnings);

@@ -9,8 +9,9 @@ use super::containers::{containers, image, is_plugin_container, program};
 use super::doc::{Doc, Is};
 use super::error::ImportError;
 use super::field::{Decoder, Field};
-use super::flags::Flags;
+use super::flags::{Flag, Flags};
 use super::named::{Named, Selection};
+use super::nvidia_chart;
 use super::peers::{Facts, Peer, facts};
 
 /// The inputs of a plugin.
@@ -64,14 +65,23 @@ pub(super) fn find(
     }
     let mut found = chart::Found::default();
     values.iter().for_each(|values| chart::search(peer, &facts, values, &mut found));
+    let has_settings = found.nvidia.is_some() || found.operator.is_some();
     if objects.is_empty()
         && found.candidates.is_empty()
+        && !has_settings
         && !found.containers.iter().any(|container| is_plugin_container(&facts, container))
     {
         return plain(documents, key);
     }
     let mut selection = Selection::default();
-    chart::read_nvidia(&found, &mut selection, &mut source.flags);
+    if let Some(values) = &found.nvidia {
+        nvidia_chart::read_chart(values, &mut selection, &mut source.flags);
+    }
+    let plugin = found.operator.as_ref().and_then(|values| {
+        nvidia_chart::read_operator(values, &mut selection, &mut source.flags);
+        values.get("devicePlugin")
+    });
+    read_policies(peer, &objects, &mut source.flags);
     let mut candidates = found.candidates;
     for object in &objects {
         candidates.extend(candidates_of(&facts, object));
@@ -82,7 +92,9 @@ pub(super) fn find(
     // A user's own image may have any name.
     let only =
         || containers.first().filter(|only| containers.len() == 1 && program(only).is_none());
-    let container = container.or_else(only);
+    // The operator's settings have the arguments and variables of the container that it makes.
+    let container = container.or(plugin.as_ref()).or_else(only);
+    let has_settings = has_settings || container.is_some();
     let files =
         if peer == Peer::Nvidia && key.is_none() { several(&candidates) } else { Vec::new() };
     if !files.is_empty() {
@@ -90,9 +102,7 @@ pub(super) fn find(
         let parsed = files.iter().map(|file| Ok((file.key.clone(), file.part.parse()?)));
         source.named =
             Some(Named { files: parsed.collect::<Result<_, ImportError>>()?, selection });
-    } else if let Some(chosen) =
-        choose(peer, &candidates, key, selection.usual(), container.is_some())?
-    {
+    } else if let Some(chosen) = choose(peer, &candidates, key, selection.usual(), has_settings)? {
         let mut parsed = chosen.part.parse()?;
         note_more(&parsed, &mut source.notes);
         source.file = (!parsed.is_empty()).then(|| parsed.swap_remove(0));
@@ -105,9 +115,10 @@ pub(super) fn find(
     }
     if let Some(container) = container {
         read_container(&facts, container, &mut source);
-    } else if source.file.is_none() && source.named.is_none() {
+    } else if !has_settings && source.file.is_none() && source.named.is_none() {
         return Err(nothing(&facts, &objects, &containers));
     }
+    note_missing(&facts, &mut source);
     Ok(source)
 }
 
@@ -168,6 +179,23 @@ fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
     objects
 }
 
+/// The flag that NVIDIA's network operator makes of a key next to the plugin's file.
+fn read_policies(peer: Peer, objects: &[Field<'_>], flags: &mut Flags) {
+    let part = match peer {
+        Peer::Sriov => "sriovDevicePlugin",
+        Peer::RdmaShared => "rdmaSharedDevicePlugin",
+        _ => return,
+    };
+    for object in objects {
+        let kind = object.get("kind").and_then(|kind| kind.text().ok());
+        let spec = object.get("spec").filter(|_| kind == Some("NicClusterPolicy"));
+        if let Some(cdi) = spec.and_then(|spec| spec.get(part)?.get("useCdi")) {
+            let value = cdi.doc().clone();
+            flags.flags.push(Flag { name: "use-cdi".to_owned(), value, path: cdi.path });
+        }
+    }
+}
+
 fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
     source.flags.read(container, facts.booleans);
     source.image = Some(image(container));
@@ -178,6 +206,10 @@ fn read_container(facts: &Facts, container: &Field<'_>, source: &mut Source) {
                 .to_owned(),
         );
     }
+}
+
+/// Notes that the plugin has a file that the input does not contain.
+fn note_missing(facts: &Facts, source: &mut Source) {
     let (flags, variable) = facts.file;
     let is_known = source.file.is_some() || source.named.is_some();
     let file = source.flags.last(flags, variable).and_then(|flag| {
@@ -285,6 +317,12 @@ mod tests {
             "kind: NicClusterPolicy\nspec:\n  sriovDevicePlugin:\n    config: |\n      {POOL}\n  rdmaSharedDevicePlugin:\n    config: |\n      {hca}\n"
         );
         has(Peer::RdmaShared, &text, None, &["\"rdma/a\"", "pool = 3"], &[]);
+        // A key of the policy is the flag of the plugin next to it.
+        assert!(!imported(Peer::Sriov, &text, None).toml.contains("cdi ="));
+        let both = text.replace("    config: |", "    useCdi: true\n    config: |");
+        for peer in [Peer::Sriov, Peer::RdmaShared] {
+            has(peer, &both, None, &["cdi = [\"annotations\"]"], &[]);
+        }
     }
 
     #[test]
