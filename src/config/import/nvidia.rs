@@ -167,24 +167,38 @@ fn options(settings: &Settings<'_>, draft: &mut Draft) -> Table {
     let generated = "the driver and the program for hooks are found automatically";
     draft.no_equivalent(settings.get("flags.plugin.nvidiaCTKPath"), generated);
     draft.no_equivalent(settings.get("flags.plugin.containerDriverRoot"), generated);
-    let channels = settings.get("imex.channelIDs").filter(Field::has_effect);
-    let numbers = |field: &Field<'_>| {
-        if field.is_list() {
-            field.items()?.iter().map(Field::number).collect()
-        } else {
-            Ok(vec![field.number()?])
-        }
-    };
-    if let Some(channels) = draft.setting(channels, numbers) {
-        let channels =
-            channels.into_iter().map(|channel| Value { place: None, is: plain(channel) });
-        options.set("imex_channels", Is::List(channels.collect()));
-    }
-    draft.no_equivalent(
-        settings.get("imex.required"),
-        "a channel whose node is missing fails the container that requests it",
-    );
+    imex(settings, &mut options, draft);
     options
+}
+
+/// The IMEX channels. The plugin knows only the channel 0.
+fn imex(settings: &Settings<'_>, options: &mut Table, draft: &mut Draft) {
+    let channels = settings.get("imex.channelIDs").filter(Field::has_effect);
+    let is_given = draft.setting(channels.clone(), |field| {
+        let numbers: Result<Vec<u32>, ImportError> = match field.is_list() {
+            true => field.items()?.iter().map(Field::number).collect(),
+            false => field.number().map(|number| vec![number]),
+        };
+        if numbers? == [0] { Ok(()) } else { Err(field.wrong("`[]` or `[0]`")) }
+    });
+    let required = settings.get("imex.required");
+    let is_required = draft.setting(required.clone(), Field::truth).unwrap_or(false);
+    if let (Some(()), Some(channels)) = (is_given, &channels) {
+        options.set("imex_channels", Is::List(vec![Value { place: None, is: plain(0) }]));
+        if !is_required {
+            draft.warn(format!(
+                "{}: the plugin ignores a channel whose node is missing, as `imex.required` is \
+                 `false`; Holdfast then fails the container",
+                channels.place()
+            ));
+        }
+    }
+    if let Some(required) = required.filter(|_| is_required) {
+        draft.no_equivalent(
+            Some(required),
+            "a channel whose node is missing fails the container that requests it",
+        );
+    }
 }
 
 /// The resources: whole GPUs, the MIG instances of each shared profile, and those of each other
