@@ -89,12 +89,21 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     let inner = Field::at(inner, Decoder::Yaml, &details.path);
     match offer(name, &spec, &inner, draft) {
         Ok(Ok(offered)) => draft.offer(offered, &inner),
+        // The settings of a resource that is left out need no warnings.
         Ok(Err(why)) => {
             inner.read_all();
+            spec.get("capacity")
+                .iter()
+                .chain(&spec.get("brokerProperties"))
+                .for_each(Field::read_all);
             draft.warn(format!("akri.sh/{name} is left out: {why}"));
         }
         Err(error) => {
             inner.read_all();
+            spec.get("capacity")
+                .iter()
+                .chain(&spec.get("brokerProperties"))
+                .for_each(Field::read_all);
             draft.wrong(&format!("akri.sh/{name}"), &error);
         }
     }

@@ -16,7 +16,14 @@ pub(super) struct Draft {
     pub(super) tables: Table,
     pub(super) warnings: Vec<String>,
     pub(super) wrong: usize,
+    /// What the plugin offers in each of two resources, and whether they may select the same.
+    pub(super) overlap: Option<(&'static str, MayOverlap)>,
+    /// The names of resources that are left out, each with later ones that may get its devices.
+    pub(super) unclaimed: Vec<(String, Vec<String>)>,
 }
+
+/// Whether two resources may select the same device.
+type MayOverlap = fn(&Table, &Table) -> bool;
 
 /// A resource, and its place in the source.
 #[derive(Debug)]
@@ -34,23 +41,34 @@ impl Draft {
         self.warnings.push(printable(warning.as_ref()));
     }
 
-    /// Warns of each resource that may select the same devices as an earlier one. The plugin offers
-    /// such a device in both, and Holdfast in the first.
-    pub(super) fn overlapping(&mut self, what: &str, may: impl Fn(&Table, &Table) -> bool) {
-        let name =
-            |offer: &Offer| offer.table.get("name").and_then(Value::as_text).map(str::to_owned);
-        let mut warnings = Vec::new();
-        for (n, later) in self.offers.iter().enumerate() {
-            let earlier = self.offers.iter().take(n).find(|one| may(&one.table, &later.table));
-            if let Some((earlier, later)) = earlier.and_then(name).zip(name(later)) {
-                warnings.push(format!(
-                    "{earlier} and {later} may select the same {what}: the plugin offers it in both, \
-                     and Holdfast in {earlier} only; put the narrower resource first, or change what \
-                     one of them selects"
+    /// Warns of devices that may be in another one of these resources than in the plugin. They are
+    /// those of the result: others offer nothing.
+    pub(super) fn note_moved(&mut self, resources: &[Value]) {
+        let tables: Vec<&Table> = resources.iter().filter_map(Value::as_table).collect();
+        let name = |table: &Table| table.get("name").and_then(Value::as_text).map(str::to_owned);
+        if let Some((what, may)) = self.overlap {
+            for (n, later) in tables.iter().enumerate() {
+                let earlier = tables.iter().take(n).find(|one| may(one, later));
+                if let Some((earlier, later)) = earlier.and_then(|one| name(one)).zip(name(later)) {
+                    self.warn(format!(
+                        "{earlier} and {later} may select the same {what}: the plugin offers it in \
+                         both, and Holdfast in {earlier} only; put the narrower resource first, or \
+                         change what one of them selects"
+                    ));
+                }
+            }
+        }
+        let names: Vec<String> = tables.iter().filter_map(|table| name(table)).collect();
+        for (left_out, mut later) in std::mem::take(&mut self.unclaimed) {
+            later.retain(|name| names.contains(name));
+            if !later.is_empty() {
+                self.warn(format!(
+                    "devices of {left_out} may be in {} here, and the plugin offers them in {left_out} \
+                     only; write {left_out} by hand before, or change what the others select",
+                    later.join(" or ")
                 ));
             }
         }
-        warnings.iter().for_each(|warning| self.warn(warning));
     }
 
     /// Warns of a part that is left out because a value in it is wrong.
@@ -94,6 +112,13 @@ impl Draft {
                 self.warn(format!("`{path}` (line {line}) is left out: line {by} overrides it"));
                 continue;
             }
+            // Such as a selector that has no meaning for devices of this kind.
+            if known.contains(&without_indices(path).as_str()) {
+                self.warn(format!(
+                    "`{path}` (line {line}) has no effect here in the plugin, and is left out"
+                ));
+                continue;
+            }
             self.warn(format!(
                 "`{path}` (line {line}) is not a setting of this plugin, and is left out{}",
                 hint(path, known)
@@ -103,6 +128,18 @@ impl Draft {
             self.warn(format!("{more} more are not settings of this plugin, and are left out"));
         }
     }
+}
+
+/// The path of a key as in a list of known keys. Some lists are optional, as in `selectors`.
+fn without_indices(path: &str) -> String {
+    let mut plain = String::new();
+    for (n, part) in path.split('[').enumerate() {
+        match part.split_once(']').filter(|_| n > 0) {
+            Some((_, rest)) => plain.push_str(&format!("[]{rest}")),
+            None => plain.push_str(part),
+        }
+    }
+    plain.replace("selectors[].", "selectors.")
 }
 
 /// The keys where an unknown key would be read, or the known key that it resembles.

@@ -103,7 +103,7 @@ pub(super) fn read(
         }
     };
     offer_all(&devices, &domain, draft)?;
-    draft.overlapping("node", may_overlap);
+    draft.overlap = Some(("node", may_overlap));
     draft.warn(
         "device ids change: drain the node before the change, so that no running pod holds an old \
          id",

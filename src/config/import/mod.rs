@@ -207,6 +207,7 @@ fn checked(draft: &mut Draft) -> Result<Table, ImportError> {
             );
         }
     }
+    draft.note_moved(&resources);
     if resources.is_empty() {
         // An empty configuration would offer known hardware under its usual names, which the user
         // did not request.

@@ -53,7 +53,7 @@ pub(super) fn read(
             }
         }
     }
-    draft.overlapping("adapter", may_overlap);
+    draft.overlap = Some(("adapter", may_overlap));
     draft.no_equivalent(
         root.get("periodicUpdateInterval"),
         "the kernel's events report added and removed adapters at once",

@@ -134,6 +134,42 @@ fn several_selectors_are_one_or_several_selections() {
 }
 
 #[test]
+fn a_warning_of_an_overlap_names_only_resources_of_the_result() {
+    let pools = "{configList: [{resourceName: a, rdmaHcaMax: 20000, selectors: {vendors: [15b3]}}, \
+                 {resourceName: b, rdmaHcaMax: 5, selectors: {vendors: [15b3]}}, \
+                 {resourceName: c, rdmaHcaMax: 5, selectors: {vendors: [15b3]}}]}";
+    let devices = "{devices: [{name: a, groups: [{paths: [{path: /dev/x, permissions: rwx}]}]}, \
+                   {name: b, groups: [{paths: [{path: /dev/x}]}]}, \
+                   {name: c, groups: [{paths: [{path: /dev/x}]}]}]}";
+    for (peer, text) in [(Peer::RdmaShared, pools), (Peer::Generic, devices)] {
+        let Imported { warnings, wrong, .. } = import(peer, text, None, Some("x.org")).unwrap();
+        let overlaps: Vec<&String> =
+            warnings.iter().filter(|warning| warning.contains("may select the same")).collect();
+        assert!(wrong == 1 && overlaps.len() == 1, "{warnings:#?}");
+        assert!(overlaps[0].starts_with("x.org/b and x.org/c may"), "{overlaps:?}");
+    }
+}
+
+#[test]
+fn a_setting_without_an_effect_has_no_hint_at_itself() {
+    let pool = "{resourceList: [{resourceName: a, deviceType: accelerator, \
+                selectors: {vendors: ['8086'], isRdma: true}}]}";
+    let warnings = import(Peer::Sriov, pool, None, None).unwrap().warnings;
+    assert_eq!(
+        warnings,
+        [
+            "`resourceList[0].selectors.isRdma` (line 1) has no effect here in the plugin, and is left out"
+        ]
+    );
+    let grouped = "kind: Configuration\nmetadata: { name: a }\nspec:\n  capacity: 5\n  \
+                   brokerProperties: { a: b }\n  discoveryHandler:\n    name: udev\n    \
+                   discoveryDetails: |\n      groupRecursive: true\n      udevRules: []\n";
+    let warnings = import(Peer::Akri, grouped, None, None).unwrap_err().warnings;
+    assert!(!warnings.iter().any(|warning| warning.contains("capacity")), "{warnings:#?}");
+    assert!(!warnings.iter().any(|warning| warning.contains("Properties")), "{warnings:#?}");
+}
+
+#[test]
 fn intels_gpus() {
     let gpus = config(&of(Peer::IntelGpu, "intel-gpu-daemonset", None).toml).resources;
     let names: Vec<&str> = gpus.iter().map(|spec| spec.name.as_str()).collect();
