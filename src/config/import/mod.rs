@@ -24,6 +24,7 @@ mod field;
 mod flags;
 mod generic;
 mod gke;
+mod ids;
 mod intel_gpu;
 mod kubevirt;
 mod named;

@@ -4,6 +4,7 @@ use super::super::tree::{Table, Value};
 use super::draft::Draft;
 use super::error::ImportError;
 use super::field::{Decoder, Field};
+use super::ids;
 use super::source::Source;
 use super::values::{plain, resource, set_from, set_table, text, texts};
 
@@ -40,8 +41,10 @@ pub(super) fn read(
     let list =
         root.get("configList").ok_or_else(|| root.wrong("a configuration with `configList`"))?;
     for entry in list.items()? {
-        match pool(&entry, prefix.unwrap_or("rdma")) {
+        let mut notes = Vec::new();
+        match pool(&entry, prefix.unwrap_or("rdma"), &mut notes) {
             Ok(mut pool) => {
+                notes.iter().for_each(|note| draft.warn(note));
                 if cdi {
                     pool.set("cdi", texts(&["annotations"]));
                 }
@@ -76,7 +79,7 @@ fn may_overlap(one: &Table, other: &Table) -> bool {
     })
 }
 
-fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
+fn pool(entry: &Field<'_>, prefix: &str, notes: &mut Vec<String>) -> Result<Table, ImportError> {
     let name = entry.get("resourceName").ok_or_else(|| entry.wrong("a `resourceName`"))?.text()?;
     let prefix = entry
         .get("resourcePrefix")
@@ -103,7 +106,7 @@ fn pool(entry: &Field<'_>, prefix: &str) -> Result<Table, ImportError> {
             .and_then(|selectors| selectors.get(theirs))
             .filter(Field::has_effect);
         if let Some(list) = list {
-            set_from(&mut select, ours, texts(&list.texts()?), &list);
+            set_from(&mut select, ours, texts(&ids::texts(&list, ours, notes)?), &list);
         }
     }
     match (entry.get("devices").filter(Field::has_effect), select.0.is_empty()) {

@@ -134,6 +134,51 @@ fn several_selectors_are_one_or_several_selections() {
 }
 
 #[test]
+fn later_pools_that_get_devices_of_one_that_is_left_out_are_named() {
+    let warnings = |pools: &str| {
+        import(Peer::Sriov, &format!("{{resourceList: [{pools}]}}"), None, None).unwrap().warnings
+    };
+    let later = |pools: &str| {
+        let of = |warning: String| {
+            let (_, names) = warning.split_once("may be in ")?;
+            Some(names.split_once(" here, and").unwrap().0.replace("intel.com/", ""))
+        };
+        warnings(pools).into_iter().find_map(of)
+    };
+    let gtp =
+        "{resourceName: gtp, selectors: {vendors: ['8086'], devices: ['1889'], ddpProfiles: [x]}}";
+    let mixed = "{resourceName: mixed, selectors: [{drivers: [vfio-pci], needVhostNet: true}, \
+                 {drivers: [iavf], pfNames: ['ens1f0#3']}]}";
+    let both =
+        "{resourceName: both, selectors: {pfNames: [ens1f0], rootDevices: ['0000:3b:00.0']}}";
+    let pool =
+        |name: &str, selectors: &str| format!("{{resourceName: {name}, selectors: {selectors}}}");
+    let intel = pool("intel", "{vendors: ['8086']}");
+    let mellanox = pool("mellanox", "{vendors: ['15b3'], drivers: [mlx5_core]}");
+    // `bad` is left out too, by its name.
+    let bad = pool("b d", "{vendors: ['8086']}");
+    for (pools, expected) in [
+        (format!("{gtp}, {intel}, {mellanox}, {bad}"), Some("intel")),
+        (format!("{intel}, {gtp}, {mellanox}"), None),
+        (
+            format!("{gtp}, {intel}, {}", pool("all", "[{vendors: ['15b3']}, {}]")),
+            Some("intel or all"),
+        ),
+        (format!("{mixed}, {intel}, {mellanox}"), Some("intel")),
+        (format!("{mixed}, {}", pool("p", "{drivers: [iavf], pfNames: ['ens1f0#4']}")), None),
+        (format!("{both}, {}", pool("p", "{pfNames: [ens1f0]}")), Some("p")),
+        (
+            format!(
+                "{gtp}, {{resourceName: q, deviceType: accelerator, selectors: {{}}}}, {mellanox}"
+            ),
+            None,
+        ),
+    ] {
+        assert_eq!(later(&pools).as_deref(), expected, "{:#?}", warnings(&pools));
+    }
+}
+
+#[test]
 fn a_warning_of_an_overlap_names_only_resources_of_the_result() {
     let pools = "{configList: [{resourceName: a, rdmaHcaMax: 20000, selectors: {vendors: [15b3]}}, \
                  {resourceName: b, rdmaHcaMax: 5, selectors: {vendors: [15b3]}}, \
