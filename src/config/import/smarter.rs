@@ -17,8 +17,18 @@ pub(super) const KEYS: &[&str] = &["[].devicematch", "[].nummaxdevices"];
 /// A keyword in place of a pattern, for Tegra's GPU, which has no node.
 const TEGRA: &str = "nvidia-gpu";
 
-/// Folders of nodes that every host has.
-const FOLDERS: [&str; 7] = ["snd", "dri", "input", "infiniband", "vfio", "bus", "net"];
+/// Usual folders of nodes, each with a node or a folder in it.
+const FOLDERS: [(&str, &str); 9] = [
+    ("snd", "snd/controlC0"),
+    ("dri", "dri/renderD128"),
+    ("input", "input/event0"),
+    ("infiniband", "infiniband/uverbs0"),
+    ("vfio", "vfio/10"),
+    ("net", "net/tun"),
+    ("bus", "bus/usb"),
+    ("bus/usb", "bus/usb/001"),
+    ("bus/usb/001", "bus/usb/001/002"),
+];
 
 pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError> {
     let root = source.root(Decoder::Yaml)?;
@@ -45,12 +55,15 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
         draft.offer(table, &item);
         patterns.push((pattern, item));
     }
+    // Of the patterns that match a node, the last one counts in the plugin, and the first one here.
+    draft.offers.reverse();
     if !patterns.is_empty() {
         let named: Vec<String> =
             patterns.iter().map(|(pattern, _)| format!("`{pattern}`")).collect();
         draft.warn(format!(
-            "each node that matches one of these patterns is a resource, as with the plugin; \
-             Holdfast also adds nodes that appear later, and drops nodes that disappear: {}",
+            "each node that matches one of these patterns is a resource, as with the plugin, unless \
+             the pattern also matches a folder that it is in; Holdfast also adds nodes that appear \
+             later, and drops nodes that disappear: {}",
             named.join(", ")
         ));
     }
@@ -62,6 +75,26 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     Ok(())
 }
 
+/// Warns of a pattern that matches a folder, which then is one device here.
+fn note_folder(regex: &regex_lite::Regex, item: &Field<'_>, draft: &mut Draft) {
+    let is_match = |(folder, _): &&(&str, &str)| regex.is_match(folder);
+    let Some((folder, inside)) = FOLDERS.iter().find(is_match) else { return };
+    let place = item.place();
+    draft.warn(if regex.is_match(inside) {
+        format!(
+            "{place}: /dev/{folder} matches and is a folder, so it is one device with every node in \
+             it; the plugin also offers the matches in it, such as `smarter-devices/{}`; for these, \
+             write a pattern that no folder matches",
+            inside.replace('/', "_")
+        )
+    } else {
+        format!(
+            "{place}: /dev/{folder} is a folder, and one device with every node in it, as with the \
+             plugin"
+        )
+    });
+}
+
 /// The pattern and its resource; `None` if it is left out.
 fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>, ImportError> {
     let need = || item.wrong("a `devicematch` and `nummaxdevices`, in lower case,");
@@ -71,7 +104,8 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
     if !(1..=SHARES_MAX).contains(&number) {
         return Err(most.wrong(&format!("a number from 1 to {SHARES_MAX}")));
     }
-    let why = match (pattern, regex_lite::Regex::new(pattern)) {
+    let regex = regex_lite::Regex::new(pattern);
+    let why = match (pattern, &regex) {
         (TEGRA, _) => {
             "it means the GPU of a Tegra system; a resource of the class `gpu` offers it".to_owned()
         }
@@ -83,15 +117,8 @@ fn offer(item: &Field<'_>, draft: &mut Draft) -> Result<Option<(String, Table)>,
         draft.warn(format!("{} is left out: `{pattern}`: {why}", item.place()));
         return Ok(None);
     }
-    if let Some(folder) = FOLDERS
-        .iter()
-        .find(|folder| pattern.trim_start_matches('^').trim_end_matches('$') == **folder)
-    {
-        draft.warn(format!(
-            "{}: /dev/{folder} is a folder, and one device with every node in it, as with the \
-             plugin",
-            item.place()
-        ));
+    if let Ok(regex) = regex {
+        note_folder(&regex, item, draft);
     }
     let mut offered = resource(&format!("smarter-devices/{NODE}"), "char");
     let mut path = Table::default();

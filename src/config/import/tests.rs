@@ -215,6 +215,35 @@ fn a_setting_without_an_effect_has_no_hint_at_itself() {
 }
 
 #[test]
+fn the_last_pattern_of_smarters_counts() {
+    let source = "- { devicematch: ^video.*$, nummaxdevices: 1 }\n\
+                  - { devicematch: ^video0$, nummaxdevices: 20 }\n";
+    let nodes = config(&import(Peer::Smarter, source, None, None).unwrap().toml).resources;
+    let shares: Vec<Sharing> = nodes.iter().map(|spec| spec.sharing).collect();
+    assert_eq!(shares, [Sharing::Replicas(20), Sharing::Exclusive], "the first one counts here");
+}
+
+#[test]
+fn a_folder_that_smarters_pattern_matches_is_named() {
+    let warning = |pattern: &str| {
+        let source = format!("[{{devicematch: '{pattern}', nummaxdevices: 1}}]");
+        let warnings = import(Peer::Smarter, &source, None, None).unwrap().warnings;
+        warnings.into_iter().find(|warning| warning.contains("is a folder"))
+    };
+    for (pattern, also) in [
+        ("^bus/usb/.*", "smarter-devices/bus_usb_001_002"),
+        ("^input", "smarter-devices/input_event0"),
+        ("^dri", "smarter-devices/dri_renderD128"),
+        ("snd", "smarter-devices/snd_controlC0"),
+    ] {
+        let warning = warning(pattern).unwrap();
+        assert!(warning.contains(also) && warning.contains("the plugin also offers"), "{warning}");
+    }
+    assert!(warning("^snd$").unwrap().ends_with("as with the plugin"));
+    assert_eq!((warning("^input/event"), warning("^video.*$")), (None, None));
+}
+
+#[test]
 fn intels_gpus() {
     let gpus = config(&of(Peer::IntelGpu, "intel-gpu-daemonset", None).toml).resources;
     let names: Vec<&str> = gpus.iter().map(|spec| spec.name.as_str()).collect();
