@@ -68,6 +68,10 @@ impl<'a> Field<'a> {
         self.doc
     }
 
+    pub(super) fn decoder(&self) -> Decoder {
+        self.decoder
+    }
+
     pub(super) fn line(&self) -> usize {
         self.doc.line
     }

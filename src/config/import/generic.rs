@@ -8,7 +8,7 @@ pub(super) use self::usb::id_of;
 
 use self::group::{Group, group_of};
 use super::super::tree::{Is, Table, Value};
-use super::doc::{Doc, Scalar};
+use super::doc::{Doc, Is as Part, Scalar};
 use super::draft::Draft;
 use super::error::ImportError;
 use super::field::{Decoder, Field};
@@ -46,7 +46,13 @@ pub(super) fn read(
     prefix: Option<&str>,
     draft: &mut Draft,
 ) -> Result<(), ImportError> {
-    let root = source.file.as_ref().map(|file| Field::root(file, Decoder::Viper));
+    // The text of a flag, or a list of them, is read as a flag is.
+    let decoder = |file: &Doc| match &file.is {
+        Part::List(_) => Decoder::JsonOfYaml,
+        _ if file.value("groups").is_some() => Decoder::JsonOfYaml,
+        _ => Decoder::Viper,
+    };
+    let root = source.file.as_ref().map(|file| Field::root(file, decoder(file)));
     let flag = source.flags.last(&["domain"], "DOMAIN").map(|flag| flag.field(Decoder::JsonOfYaml));
     let domain = draft.setting(flag, |domain| domain.text().map(str::to_owned));
     let in_file = draft.setting(root.as_ref().and_then(|root| root.get("domain")), |domain| {

@@ -31,20 +31,20 @@ pub(super) fn group_of(
 ) -> Result<Result<Group, String>, ImportError> {
     let count = group.get("count").map_or(Ok(1), |count| count.number())?.max(1);
     let usb = group.get("usb").filter(Field::has_effect);
-    let mut usb = usb.map_or(Ok(Vec::new()), |usb| usb::entries(&usb, draft))?;
-    let paths = group.get("paths").filter(|paths| usb.is_empty() || paths.has_effect());
-    let of_paths = match paths {
-        Some(paths) => of_paths(&paths, count, draft)?,
-        None if usb.is_empty() => return Err(group.wrong("`paths` or `usb`")),
-        None => {
-            let (mounts, targets) = (Vec::new(), Vec::new());
-            Ok(Group { paths: Vec::new(), mounts, count, is_one: false, targets })
+    let paths = group.get("paths");
+    match (usb, paths) {
+        // The plugin refuses to start.
+        (Some(_), Some(paths)) if paths.has_effect() => {
+            Err(group.wrong("one of `paths` and `usb`"))
         }
-    };
-    Ok(of_paths.map(|mut group| {
-        group.paths.append(&mut usb);
-        group
-    }))
+        (Some(usb), _) => {
+            let paths = usb::entries(&usb, draft)?;
+            let (mounts, targets) = (Vec::new(), Vec::new());
+            Ok(Ok(Group { paths, mounts, count, is_one: false, targets }))
+        }
+        (None, Some(paths)) => of_paths(&paths, count, draft),
+        (None, None) => Err(group.wrong("`paths` or `usb`")),
+    }
 }
 
 fn of_paths(
