@@ -104,7 +104,11 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
     }
     if let Some(pulse) = get(PULSE) {
         // Health is always watched.
-        draft.setting(Some(pulse), |pulse| pulse.number());
+        draft.setting(Some(pulse), |pulse| match pulse.text().map(str::parse::<u32>) {
+            // The arguments of a DeviceConfig are texts.
+            Ok(Ok(seconds)) => Ok(seconds),
+            _ => pulse.number(),
+        });
     }
     draft.warn("device ids change: drain the node first");
     if let Some(arguments) = &arguments {

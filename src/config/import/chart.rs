@@ -92,7 +92,12 @@ fn search_in<'a>(peer: Peer, facts: &Facts, path: &str, doc: &'a Doc, found: &mu
             candidate(Part::Text(text));
         }
         Is::Scalar(_) => {}
-        _ if is_file(peer, doc) && !path.is_empty() => candidate(Part::Tree(doc)),
+        // The whole input is read as a file if it contains no other.
+        _ if is_file(peer, doc) => {
+            if !path.is_empty() {
+                candidate(Part::Tree(doc));
+            }
+        }
         Is::List(list) => list.iter().enumerate().for_each(|(index, doc)| {
             search_in(peer, facts, &format!("{path}[{index}]"), doc, found);
         }),
@@ -144,7 +149,14 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
         Peer::Gke => false,
         Peer::IntelGpu => doc.value("sharedDevNum").is_some(),
         Peer::Kubevirt => doc.value("permittedHostDevices").is_some(),
-        Peer::Amd => doc.value("resource_naming_strategy").is_some(),
+        Peer::Amd => {
+            let has = |part: &str, key: &str| {
+                doc.value(part).is_some_and(|part| part.value(key).is_some())
+            };
+            doc.value("resource_naming_strategy").is_some()
+                || has("devicePlugin", "devicePluginArguments")
+                || has("driver", "driverType")
+        }
         // Akri's chart makes the object from other values.
         Peer::Akri => false,
     }

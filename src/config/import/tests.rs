@@ -290,6 +290,28 @@ fn amds_gpus() {
         let error = import(Peer::Amd, &guests, None, None).unwrap_err().to_string();
         assert!(error.contains(kind) && error.contains("contract `kubevirt`"), "{error}");
     }
+    // The operator's chart has the spec of the object.
+    let spec = |kind: &str| {
+        format!(
+            "deviceConfig:\n  spec:\n    driver: {{ driverType: {kind} }}\n    devicePlugin: \
+             {{ devicePluginArguments: {{ resource_naming_strategy: mixed, pulse: '30' }} }}\n"
+        )
+    };
+    let release = |kind: &str| {
+        let values: String = spec(kind).lines().map(|line| format!("    {line}\n")).collect();
+        format!("kind: HelmRelease\nspec:\n  values:\n{values}")
+    };
+    for values in [&spec as &dyn Fn(&str) -> String, &release] {
+        let error =
+            import(Peer::Amd, &values("vf-passthrough"), None, None).unwrap_err().to_string();
+        assert!(
+            error.contains("`deviceConfig.spec.driver") || error.contains("`driver.driverType`"),
+            "{error}"
+        );
+        let imported = import(Peer::Amd, &values("container"), None, None).unwrap();
+        assert_eq!((imported.wrong, imported.warnings.len()), (0, 2), "{:?}", imported.warnings);
+        assert!(imported.toml.contains("amd.com/cpx_nps4"));
+    }
     let misspelt = object.replace("single", "single, plse: 5");
     let warnings = import(Peer::Amd, &misspelt, None, None).unwrap().warnings.join("\n");
     assert!(warnings.contains("did you mean `pulse`?"), "{warnings}");
