@@ -174,8 +174,13 @@ mod tests {
         ] {
             has(&text, &wanted, &["each configuration is a section"]);
         }
-        // Without its ConfigMap.
+        // Another part of the operator has a ConfigMap like it.
+        let other = "kind: ConfigMap\nmetadata: { name: mig-parted }\ndata: { a: 'version: v1', b: 'version: v1' }\n";
+        let map =
+            map.replace("data:\n", "metadata: { namespace: n, name: plugin-config }\ndata:\n");
         let policy = in_object("kind: ClusterPolicy\nspec:", 2, &spec);
+        has(&format!("{other}---\n{policy}---\n{map}"), &wanted, &["each configuration is"]);
+        // Without its ConfigMap.
         let missing = "the plugin's file `plugin-config` is not in this manifest";
         has(&policy, &["mig-{mig_profile}", "= \"index\""], &[missing]);
         // Its CDI and its whole GPUs, without settings of the plugin.

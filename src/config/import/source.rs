@@ -3,7 +3,7 @@
 //! The input may be the file itself, a ConfigMap with one or several files, or a manifest. It may
 //! also be the output of `kubectl get -o yaml`, or the values of a chart.
 
-use super::candidates::{candidates_of, choose, several};
+use super::candidates::{Candidate, candidates_of, choose, several};
 use super::chart;
 use super::containers::{containers, image, is_plugin_container, program};
 use super::doc::{Doc, Is};
@@ -86,6 +86,7 @@ pub(super) fn find(
     for object in &objects {
         candidates.extend(candidates_of(&facts, object));
     }
+    keep_named(&mut candidates, &source.flags);
     let mut containers: Vec<Field<'_>> = objects.iter().flat_map(containers).collect();
     containers.extend(found.containers);
     let container = containers.iter().find(|container| is_plugin_container(&facts, container));
@@ -177,6 +178,19 @@ fn objects(documents: &[Doc]) -> Vec<Field<'_>> {
     let mut objects = Vec::new();
     documents.iter().for_each(|doc| add(Field::root(doc, Decoder::Yaml), &mut objects));
     objects
+}
+
+/// Keeps the files of the ConfigMap that the values of NVIDIA's chart name. Those of other parts of
+/// the GPU operator have a `version` too.
+fn keep_named(candidates: &mut Vec<Candidate<'_>>, flags: &Flags) {
+    let Some(Is::Scalar(name)) = flags.last(&[], "CONFIG_FILE").map(|flag| &flag.value.is) else {
+        return;
+    };
+    let is_named =
+        |file: &Candidate<'_>| file.of.rsplit('/').next().unwrap_or(&file.of) == name.text;
+    if candidates.iter().any(is_named) {
+        candidates.retain(is_named);
+    }
 }
 
 /// The flag that NVIDIA's network operator makes of a key next to the plugin's file.
