@@ -150,12 +150,12 @@ fn is_file(peer: Peer, doc: &Doc) -> bool {
         Peer::IntelGpu => doc.value("sharedDevNum").is_some(),
         Peer::Kubevirt => doc.value("permittedHostDevices").is_some(),
         Peer::Amd => {
-            let has = |part: &str, key: &str| {
-                doc.value(part).is_some_and(|part| part.value(key).is_some())
-            };
+            let plugin = doc.value("devicePlugin");
+            let has_arguments =
+                plugin.is_some_and(|plugin| plugin.value("devicePluginArguments").is_some());
             doc.value("resource_naming_strategy").is_some()
-                || has("devicePlugin", "devicePluginArguments")
-                || has("driver", "driverType")
+                || has_arguments
+                || plugin.is_some() && doc.value("driver").is_some()
         }
         // Akri's chart makes the object from other values.
         Peer::Akri => false,

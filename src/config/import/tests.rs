@@ -311,6 +311,9 @@ fn amds_gpus() {
         let imported = import(Peer::Amd, &values("container"), None, None).unwrap();
         assert_eq!((imported.wrong, imported.warnings.len()), (0, 2), "{:?}", imported.warnings);
         assert!(imported.toml.contains("amd.com/cpx_nps4"));
+        let no_arguments = values("container").replace("devicePluginArguments", "nothing");
+        let imported = import(Peer::Amd, &no_arguments, None, None).unwrap();
+        assert_eq!(imported.warnings, ["device ids change: drain the node first"]);
     }
     let misspelt = object.replace("single", "single, plse: 5");
     let warnings = import(Peer::Amd, &misspelt, None, None).unwrap().warnings.join("\n");
