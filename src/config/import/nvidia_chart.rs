@@ -21,13 +21,11 @@ const OF_CHART: [(&str, &str); 10] = [
     ("mofedEnabled", "MOFED_ENABLED"),
     ("deviceDiscoveryStrategy", "DEVICE_DISCOVERY_STRATEGY"),
 ];
-/// The parts of a GPU operator that it makes variables of, if they are enabled (NVIDIA/gpu-operator
-/// `controllers/object_controls.go`).
-const OF_OPERATOR: [(&str, &[(&str, &str)]); 3] = [
-    ("gds", &[("GDS_ENABLED", "true"), ("MOFED_ENABLED", "true")]),
-    ("gdrcopy", &[("GDRCOPY_ENABLED", "true")]),
-    ("cdi", &[("DEVICE_LIST_STRATEGY", "cdi-annotations,cdi-cri")]),
-];
+/// What the operator sets for each plugin, and with its `cdi.enabled` (NVIDIA/gpu-operator
+/// `assets/state-device-plugin`, `controllers/object_controls.go`). Its `gds` and `gdrcopy` need no
+/// setting here: by default the modules of the kernel decide.
+const OF_OPERATOR: (&str, &str) = ("PASS_DEVICE_SPECS", "true");
+const OF_CDI: (&str, &str) = ("DEVICE_LIST_STRATEGY", "cdi-annotations,cdi-cri");
 
 /// Whether these are values of the plugin's chart. The plugin's file has the same keys below
 /// `flags`.
@@ -68,25 +66,14 @@ pub(super) fn read_chart(values: &Field<'_>, selection: &mut Selection, flags: &
 pub(super) fn read_operator(values: &Field<'_>, selection: &mut Selection, flags: &mut Flags) {
     let plugin = values.get("devicePlugin");
     let config = plugin.as_ref().and_then(|plugin| plugin.get("config"));
-    // Its `config-manager` has no fallback strategies.
     add_file(config.clone(), flags);
     let default = config.and_then(|config| text(&config, "default"));
+    // Its `config-manager` has no fallback strategies.
     selection.take(None, default.or(Some(String::new())), Some(Vec::new()));
-    let mut set = |(variable, value): &(&str, &str), at: &Field<'_>| {
-        let lines = Lines::In(at.line());
-        let value = Scalar { text: (*value).to_owned(), is_plain: true, lines };
-        flags.variables.push(Flag {
-            name: (*variable).to_owned(),
-            value: Doc::new(at.line(), Is::Scalar(value)),
-            path: at.path.clone(),
-        });
-    };
-    set(&("PASS_DEVICE_SPECS", "true"), values);
-    for (part, variables) in OF_OPERATOR {
-        let enabled = values.get(part).and_then(|part| part.get("enabled"));
-        if let Some(at) = enabled.filter(|enabled| enabled.truth() == Ok(true)) {
-            variables.iter().for_each(|variable| set(variable, &at));
-        }
+    set(values, OF_OPERATOR, flags);
+    let cdi = values.get("cdi").and_then(|cdi| cdi.get("enabled"));
+    if let Some(enabled) = cdi.filter(|enabled| enabled.truth() == Ok(true)) {
+        set(&enabled, OF_CDI, flags);
     }
     add(values.get("mig").and_then(|mig| mig.get("strategy")), "MIG_STRATEGY", flags);
     let root = plugin.and_then(|plugin| plugin.get("mps")?.get("root"));
@@ -101,6 +88,14 @@ fn add_file(config: Option<Field<'_>>, flags: &mut Flags) {
 
 fn text(config: &Field<'_>, key: &str) -> Option<String> {
     config.get(key)?.text().ok().map(str::to_owned)
+}
+
+/// Adds a variable of the container with the place of the setting that it comes from.
+fn set(at: &Field<'_>, (name, value): (&str, &str), flags: &mut Flags) {
+    let lines = Lines::In(at.line());
+    let value = Scalar { text: value.to_owned(), is_plain: true, lines };
+    let value = Doc::new(at.line(), Is::Scalar(value));
+    flags.variables.push(Flag { name: name.to_owned(), value, path: at.path.clone() });
 }
 
 /// Adds a value as a variable of the container. A chart writes it without its quotes.
@@ -163,7 +158,6 @@ mod tests {
             "mig-{mig_profile}",
             "device_id_strategy = \"index\"",
             "pass_device_specs = true",
-            "gds = true",
             "mofed = false",
             "replicas = 4",
         ];
