@@ -183,6 +183,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn events_that_the_kernel_drops_are_a_change_of_anything() {
+        let root = tempfile::tempdir().unwrap();
+        let mut watch = DirWatch::new([root.path().to_owned()]).unwrap();
+        let limit = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        // Each round is two events.
+        for _ in 0..=limit.trim().parse::<u32>().unwrap() / 2 {
+            let file = root.path().join("file");
+            std::fs::write(&file, "").unwrap();
+            std::fs::remove_file(file).unwrap();
+        }
+        wait_for(&mut watch, &Change::Anything).await;
+    }
+
+    #[tokio::test]
     async fn a_directory_that_is_removed_and_created_again_is_watched() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("kubelet/device-plugins");

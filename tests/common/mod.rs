@@ -286,6 +286,29 @@ pub(crate) fn resource(stem: &str) -> String {
     )
 }
 
+/// A time in which the daemons of this machine do not poll, so that what happens follows from an
+/// event. They poll at each half minute of the boot clock.
+pub(crate) struct Unpolled(Instant);
+
+impl Unpolled {
+    const FOR: Duration = Duration::from_secs(20);
+
+    /// Waits until no poll comes for that time.
+    pub(crate) async fn begin() -> Self {
+        let left = holdfast::host::until_tick(Duration::from_secs(30));
+        if left <= Self::FOR {
+            // The daemon reacts to the poll for some time.
+            tokio::time::sleep(left + Duration::from_secs(2)).await;
+        }
+        Unpolled(Instant::now())
+    }
+
+    /// Asserts that the time has not ended.
+    pub(crate) fn end(self, what: &str) {
+        assert!(self.0.elapsed() < Self::FOR, "{what} came with a poll, and not with an event");
+    }
+}
+
 /// The daemon as a child process; it dies with this value.
 #[derive(Debug)]
 pub(crate) struct Daemon {

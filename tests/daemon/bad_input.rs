@@ -1,6 +1,7 @@
 //! An operator's mistakes end in one sentence on standard error and a documented exit code, and
 //! lose no data.
 
+use crate::common::inside::say;
 use crate::common::{
     Node, allocate, count, dial, files_below, is_root, name, offered, resource, run, until,
 };
@@ -140,7 +141,7 @@ fn a_state_directory_that_cannot_be_written_is_named() {
 #[test]
 fn a_missing_permission_is_named() {
     if is_root() {
-        println!("SKIPPED: permissions do not hinder root; run the tests as a normal user too");
+        say("SKIPPED: permissions do not hinder root; run the tests as a normal user too");
         return;
     }
     let node = node_with_a_grant();
@@ -155,14 +156,11 @@ fn a_missing_permission_is_named() {
         &[kubelet.to_str().unwrap(), "ermission denied", "--kubelet-dir"],
     );
     forbid(&kubelet, 0o755);
-    for dir in ["state", "state/journal"] {
-        forbid(&node.path(dir), 0o555);
-    }
+    let folders = [node.state(), node.state().join("journal")];
+    folders.iter().for_each(|folder| forbid(folder, 0o555));
     let said = sentence(&mut node.command(&["run"]), exit::STATE);
     assert!(said.contains("ermission denied") && said.contains("--state-dir"), "{said}");
-    for dir in ["state", "state/journal"] {
-        forbid(&node.path(dir), 0o755);
-    }
+    folders.iter().for_each(|folder| forbid(folder, 0o755));
     assert_eq!(node.grants().len(), 1);
 }
 

@@ -1,6 +1,7 @@
 //! `holdfast doctor`: each misconfiguration of a node in a folder is found by its code, and a
 //! healthy node has no finding.
 
+use crate::common::inside::say;
 use crate::common::{Node, allocate, dial, is_root, name, offered, resource, run, until};
 use holdfast::config::Roots;
 use holdfast::console::exit;
@@ -356,9 +357,9 @@ fn a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing() {
         )
     };
     if let Err(error) = label("system_u:object_r:var_lib_t:s0\0") {
-        println!(
+        say(format_args!(
             "SKIPPED: a_label_that_selinux_would_refuse_is_found_where_it_is_enforcing: no label can be set here: {error}"
-        );
+        ));
         return;
     }
     quiet.host("sys/fs/selinux/enforce", "0\n");
@@ -441,9 +442,12 @@ fn records_of_another_time_and_a_damaged_journal_are_found() {
 #[test]
 fn a_ledger_in_memory_is_found() {
     let quiet = Quiet::new();
-    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
+    let Ok(memory) = tempfile::tempdir_in("/dev/shm") else {
+        say("SKIPPED: a_ledger_in_memory_is_found: nothing can be made in /dev/shm");
+        return;
+    };
     if medium(memory.path()) != Some(Medium::Memory) {
-        println!("SKIPPED: a_ledger_in_memory_is_found: /dev/shm is no tmpfs here");
+        say("SKIPPED: a_ledger_in_memory_is_found: /dev/shm is no tmpfs here");
         return;
     }
     let mut place = place(&quiet.node);

@@ -193,7 +193,7 @@ fn a_claim_waits_for_the_end_of_another_claim_with_its_device() {
         let waiting = world.manager.prepare("pod-2", &claims);
         tokio::pin!(waiting);
         let ended = async {
-            until("the refusal", || world.holders("first").len(), |held| *held == 1).await;
+            daemon.logged("claim waits for its devices").await;
             assert!(world.holders("second").is_empty());
             world.manager.unprepare("pod-1").await.unwrap();
         };

@@ -4,7 +4,7 @@
 //! No test waits for a patience or a hold: its ledger starts with a verdict whose time is nearly
 //! over.
 
-use crate::common::{HANG, Node, name, offered, resource, run, soon, until};
+use crate::common::{HANG, Node, Unpolled, name, offered, pause, resource, run, soon, until};
 use actix::{Actor, Message};
 use futures_util::future::BoxFuture;
 use holdfast::app::App;
@@ -86,8 +86,10 @@ fn a_removed_node_is_unhealthy_until_it_returns_and_flapping_makes_few_lists() {
         let kubelet = node.start_kubelet().await;
         let daemon = node.start_daemon();
         listed(&kubelet, &gpu(), (2, 0)).await;
+        let unpolled = Unpolled::begin().await;
         node.remove_device("gpu", 0);
         listed(&kubelet, &gpu(), (1, 1)).await;
+        unpolled.end("the list");
         assert_eq!(shown(&node, "dev:gpu0")["reason"], "device_gone");
         let said = daemon.logged("the device is unhealthy").await;
         assert!(said.contains("dev:gpu0") && said.contains("device_gone"), "{said}");
@@ -95,12 +97,16 @@ fn a_removed_node_is_unhealthy_until_it_returns_and_flapping_makes_few_lists() {
         listed(&kubelet, &gpu(), (2, 0)).await;
         daemon.logged("the device is healthy again").await;
         let (before, _) = kubelet.view(|view| view.busiest_second(&gpu()));
-        for _ in 0..50 {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(1) {
             node.remove_device("gpu", 1);
-            tokio::task::yield_now().await;
+            pause().await;
             node.create_device("gpu", 1);
+            pause().await;
         }
-        listed(&kubelet, &gpu(), (2, 0)).await;
+        // The lists of the second come before that of another device.
+        node.create_device("gpu", 2);
+        listed(&kubelet, &gpu(), (3, 0)).await;
         let (registers, lists) = kubelet.view(|view| view.busiest_second(&gpu()));
         assert!(
             registers == before && lists <= LISTS_A_SECOND,

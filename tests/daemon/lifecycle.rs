@@ -2,8 +2,8 @@
 //! cleanly.
 
 use crate::common::{
-    Daemon, HANG, Node, allocate, count, dial, http_get, name, notified, offered, percentiles,
-    resource, run, soon, telemetry,
+    Daemon, HANG, Node, Unpolled, allocate, count, dial, http_get, name, notified, offered,
+    percentiles, resource, run, soon, telemetry,
 };
 use holdfast::domain::ResourceName;
 use holdfast::kubelet::proto::v1beta1 as api;
@@ -261,6 +261,7 @@ fn a_removed_socket_file_is_replaced() {
         for whole_directory in [false, true] {
             let (registrations, lists, files) =
                 (count(&kubelet, registered), count(&kubelet, listed), socket_files(&node));
+            let unpolled = Unpolled::begin().await;
             if whole_directory {
                 std::fs::remove_dir_all(node.sockets()).unwrap();
             } else {
@@ -273,6 +274,7 @@ fn a_removed_socket_file_is_replaced() {
                 more(registered, registrations) && more(listed, lists)
             };
             kubelet.wait_for(again, HANG).await.unwrap();
+            unpolled.end("the registration");
             assert!(socket_files(&node).is_disjoint(&files), "a used name is not used again");
             allocate(&mut dial(&kubelet, &node, &gpu).await, &["dev:gpu0"]).await.unwrap();
         }

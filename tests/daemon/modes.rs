@@ -2,6 +2,7 @@
 //! root alone under any past or present umask. The container runtime and Multus can read their
 //! files.
 
+use crate::common::inside::say;
 use crate::common::{Daemon, Node, allocate, dial, is_root, name, offered, resource, run};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -165,7 +166,7 @@ fn an_open_state_directory_of_an_earlier_version_is_made_private_and_logged() {
 #[test]
 fn other_users_cannot_read_the_files() {
     if !is_root() {
-        println!("SKIPPED: only root can become another user");
+        say("SKIPPED: only root can become another user");
         return;
     }
     run(async {

@@ -1,6 +1,6 @@
 //! Labels of the node choose its configuration: from the API server, and from a file.
 
-use crate::common::{Daemon, Node, count, name, offered, resource, run, soon};
+use crate::common::{Daemon, Node, Unpolled, count, name, offered, resource, run, soon};
 use holdfast::domain::ResourceName;
 use holdfast::lab::sim::kubelet::{EventKind, Kubelet};
 use nix::sys::signal::Signal;
@@ -63,8 +63,10 @@ fn another_file_of_labels_is_a_reload_and_an_unreadable_one_changes_nothing() {
         let kubelet = node.start_kubelet().await;
         let daemon = start(&node);
         offered(&kubelet, &gpu(), 2).await;
+        let unpolled = Unpolled::begin().await;
         replace(&labels, "role=nic\n");
         offered(&kubelet, &nic(), 2).await;
+        unpolled.end("the reload");
         replace(&labels, "this is no file of labels\n");
         daemon.logged("cannot read the labels of this node").await;
 

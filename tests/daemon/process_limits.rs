@@ -2,7 +2,7 @@
 //! missing resource and exits with a specific code. A shortage at run time is no evidence about any
 //! device or pod.
 
-use crate::common::inside::inside;
+use crate::common::inside::{inside, say};
 use crate::common::{
     Daemon, Node, allocate, dial, http_get, is_root, name, offered, pause, resource, run, soon,
     telemetry, until, until_blocking,
@@ -217,7 +217,7 @@ impl Drop for Tasks {
 fn tasks() -> Option<Tasks> {
     let tasks = is_root().then(Tasks::new).flatten();
     if tasks.is_none() {
-        println!("SKIPPED: this process can make no cgroup with a limit of tasks");
+        say("SKIPPED: this process can make no cgroup with a limit of tasks");
     }
     tasks
 }

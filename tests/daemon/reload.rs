@@ -2,8 +2,8 @@
 //! unaffected, and an invalid file changes nothing.
 
 use crate::common::{
-    Daemon, HANG, Node, Random, allocate, count, dial, hide_expected_panics, http_get, name,
-    notified, offered, pause, resource, run, soon, telemetry,
+    Daemon, HANG, Node, Random, Unpolled, allocate, count, dial, hide_expected_panics, http_get,
+    name, notified, offered, pause, resource, run, soon, telemetry,
 };
 use holdfast::admin::ConfigReport;
 use holdfast::app::App;
@@ -527,6 +527,9 @@ fn publish(volume: &Path, version: &str, files: &[(&str, &str)]) {
     std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
 }
 
+/// A reload begins 200 ms after a change of the files' links.
+const LATER_THAN_A_RELOAD: Duration = Duration::from_millis(600);
+
 #[test]
 fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
     run(async {
@@ -537,8 +540,10 @@ fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
         let kubelet = node.start_kubelet().await;
         let mut daemon = node.start_daemon();
         offered(&kubelet, &gpu(), 1).await;
+        let unpolled = Unpolled::begin().await;
         publish(&volume, "..2", &[("config.toml", &config(&[resource("gpu"), resource("nic")]))]);
         offered(&kubelet, &nic(), 1).await;
+        unpolled.end("the reload");
         // Also in a drop-in folder that was created since.
         publish(&drop_ins, "..1", &[("10.toml", &resource("disk"))]);
         offered(&kubelet, &name("example.com/disk"), 1).await;
@@ -555,6 +560,14 @@ fn a_replaced_config_map_is_applied_automatically_and_an_edit_is_not() {
 
         // An additional file alone triggers no reload: only the reload after the signal finds it.
         std::fs::write(drop_ins.join("20.toml"), "[ledger]\nrefuse = \"never\"\n").unwrap();
+        // The reload of another version would find it. It comes later than one that the file had
+        // triggered.
+        let reloads = |log: Vec<String>| {
+            log.iter().filter(|line| line.contains("configuration reloaded")).count()
+        };
+        let before = reloads(daemon.log());
+        tokio::time::sleep(LATER_THAN_A_RELOAD).await;
+        assert_eq!(reloads(daemon.log()), before);
         assert_eq!(daemon.log().iter().filter(|line| line.contains("ledger.refuse")).count(), 0);
         daemon.signal(Signal::SIGHUP);
         daemon.logged("ledger.refuse").await;

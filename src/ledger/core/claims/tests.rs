@@ -806,13 +806,17 @@ fn a_claim_with_unknown_pods_needs_a_confirmation_and_an_ambiguous_name_a_uid() 
     let world = World::new([podless, later]);
     let several = stuck_claim(&world.ledger, "ml/claim-c1").unwrap_err().to_string();
     assert!(several.contains("c1, c2"), "{several}");
-    let release = |is_confirmed| {
-        let vouched = Vouched { kept: None, is_confirmed };
+    let kept = KubeletClaims { claims: BTreeMap::new(), read_at: at(1) };
+    let release = |kept, is_confirmed| {
+        let vouched = Vouched { kept, is_confirmed };
         let absent = |_: &str| CgroupState::Absent;
         release_stuck(&world.ledger, &world.hooks, &[], &claim("c1"), vouched, &absent, at(1).wall)
     };
-    assert_eq!(release(false), Err(NotReleased::PodsUnknown(claim("c1"))));
-    assert_eq!(proofs(&release(true).unwrap()), [OPERATOR]);
+    assert_eq!(release(Some(&kept), false), Err(NotReleased::PodsUnknown(claim("c1"))));
+    assert_eq!(release(None, false), Err(NotReleased::RecordUnread(claim("c1"))));
+    for kept in [Some(&kept), None] {
+        assert_eq!(proofs(&release(kept, true).unwrap()), [OPERATOR]);
+    }
 }
 
 /// A claim that was restored from its CDI file has neither requests nor pods.
