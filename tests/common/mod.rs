@@ -295,7 +295,7 @@ impl Unpolled {
 
     /// Waits until no poll comes for that time.
     pub(crate) async fn begin() -> Self {
-        let left = holdfast::host::until_tick(Duration::from_secs(30));
+        let left = host::until_tick(Duration::from_secs(30));
         if left <= Self::FOR {
             // The daemon reacts to the poll for some time.
             tokio::time::sleep(left + Duration::from_secs(2)).await;

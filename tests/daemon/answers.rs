@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tonic::Code;
 
 fn gpu() -> ResourceName {

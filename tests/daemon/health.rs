@@ -26,7 +26,7 @@ use holdfast::store::Store;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// The bound of lists of one resource within a second (`serving/plugin.rs`).

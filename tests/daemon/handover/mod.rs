@@ -10,6 +10,7 @@ mod load;
 
 use crate::common::{Daemon, HANG, Node, name, notified, offered, resource, run, soon, until};
 use holdfast::domain::ResourceName;
+use holdfast::handover::{Message, Peer, socket_path};
 use holdfast::lab::sim::kubelet::{
     Event, EventKind, Hook, HookTable, Kubelet, KubeletConfig, PodPhase, PodSpec, Verdict,
 };
@@ -20,7 +21,7 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
-use tokio::net::UnixDatagram;
+use tokio::net::{UnixDatagram, UnixStream};
 
 const DEVICES: usize = 16;
 /// Registers that the kubelet refuses on end.
@@ -191,13 +192,16 @@ fn an_instance_on_standby_serves_again_when_the_new_one_dies() {
 fn a_signal_ends_an_instance_that_waits_for_the_ledger() {
     run(async {
         let (node, _kubelet, mut old) = served().await;
-        let mut new = take_over(&node);
-        old.logged("on standby").await;
-        // This process waits for the lock, and gets it from the kernel when the other one dies.
+        // This process takes over, locks the ledger and leaves.
+        let stream = UnixStream::connect(socket_path(&node.path("run"))).await.unwrap();
+        let mut peer = Peer::new(stream);
+        soon("an offer", peer.recv()).await.unwrap();
+        peer.send(&Message::Take { version: "test".into() }, &[]).await.unwrap();
+        let given = soon("the ledger", peer.recv()).await.unwrap();
+        assert!(matches!(given, Message::Yours { .. }), "{given:?}");
         let lock = std::fs::File::open(node.state().join("lock")).unwrap();
-        let locked = tokio::task::spawn_blocking(move || lock.lock().map(|()| lock));
-        new.kill();
-        let _locked = locked.await.unwrap().unwrap();
+        lock.try_lock().unwrap();
+        drop(peer);
         old.logged("another process has locked the ledger").await;
         old.signal(Signal::SIGTERM);
         assert_eq!(old.ended().await.code(), Some(0));
