@@ -214,6 +214,12 @@ impl Status {
         for report in self.resources.iter().filter(|report| !report.only_claims) {
             let ResourceReport { name, registered, problem, disagreement, .. } = report;
             match problem {
+                Some(problem) if report.too_long => {
+                    add(
+                        format!("{name}: {problem}"),
+                        "offer fewer replicas, or split the resource by `select`",
+                    );
+                }
                 Some(problem) => {
                     add(
                         format!("{name}: {problem}"),
@@ -230,7 +236,7 @@ impl Status {
                 }
                 None => {}
             }
-            if let Some(disagreement) = disagreement {
+            if let Some(disagreement) = disagreement.as_ref().filter(|_| !report.too_long) {
                 add(
                     format!("{name}: {disagreement}"),
                     "remove the other plugin for this resource from the node",

@@ -8,6 +8,7 @@ use crate::domain::{
     PendingHook, PendingRelease, PendingReleases, Source, WhenNotDurable,
 };
 use crate::hook::NotRun;
+use crate::kubelet::api::is_too_long;
 use crate::kubelet::checkpoint::CheckpointUnread;
 use crate::picture::Holder;
 use crate::registration::ResourceStatus;
@@ -150,8 +151,11 @@ pub struct ResourceReport {
     pub allocatable: usize,
     /// Ids that a grant holds.
     pub held: usize,
-    /// Why the last registration failed; `null` when it did not.
+    /// Why the last registration failed, or why the kubelet got no list; `null` if neither is so.
     pub problem: Option<String>,
+    /// Whether the list is longer than the kubelet accepts, and was not sent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub too_long: bool,
     /// How the kubelet's state differs from ours, although it has opened our stream: another list,
     /// or an answer of another plugin. `null` if no difference is known.
     pub disagreement: Option<String>,
@@ -206,18 +210,27 @@ impl Status {
         };
         let report = |(name, offering): (&crate::domain::ResourceName, &Arc<Offering>)| {
             let registration = registrations.get(name).cloned().unwrap_or_default();
+            let listed = lists.resources.get(name);
+            let too_long = listed.is_some_and(|listed| is_too_long(listed));
+            let not_sent = too_long.then(|| {
+                format!(
+                    "the list of {} devices is longer than the kubelet accepts in one message, and                      is not sent",
+                    offering.devices.len()
+                )
+            });
             ResourceReport {
                 name: name.to_string(),
-                registered: registration.registered,
-                only_claims: !lists.resources.contains_key(name),
+                registered: registration.registered && !too_long,
+                only_claims: listed.is_none(),
                 api: Some(offering.spec.api.as_str())
                     .filter(|api| *api != Api::Plugin.as_str())
                     .map(str::to_owned),
                 devices: offering.devices.len(),
                 healthy: healthy(offering),
-                allocatable: lists.resources.get(name).map_or(0, |listed| healthy(listed)),
+                allocatable: listed.filter(|_| !too_long).map_or(0, |listed| healthy(listed)),
                 held: held(name.as_str()),
-                problem: registration.problem,
+                problem: not_sent.or(registration.problem),
+                too_long,
                 disagreement: registration.disagreement,
                 #[expect(clippy::cast_precision_loss, reason = "microseconds of a registration")]
                 last_registration_ms: registration.last_registration_us.map(|us| us as f64 / 1e3),

@@ -166,6 +166,7 @@ mod tests {
             allocatable: 8,
             held: 3,
             problem: None,
+            too_long: false,
             disagreement: None,
             last_registration_ms: Some(2.25),
             api_version: Some("v1beta1".into()),

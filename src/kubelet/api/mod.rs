@@ -40,6 +40,8 @@ const HEADERS_BYTES_MAX: u32 = 8 << 10;
 /// The limit of a list. The kubelet accepts 4 MiB in one message. With a larger one it ends the
 /// stream, and registration would repeat without end.
 pub(super) const LIST_BYTES_MAX: usize = 3_500_000;
+/// A list of so many devices fits: an entry of a device with 63 NUMA nodes has some hundred bytes.
+const DEVICES_FIT: usize = 4096;
 
 /// One package of the API on the wire.
 #[tonic::async_trait]
@@ -189,6 +191,12 @@ fn list_stream<M: Message + 'static>(
         .lists()?
         .filter_map(move |offering| std::future::ready(within_size_limit(&offering, message)))
         .boxed())
+}
+
+/// Whether the list of a resource is longer than the kubelet accepts in one message.
+#[must_use]
+pub fn is_too_long(offering: &Offering) -> bool {
+    offering.devices.len() > DEVICES_FIT && v1beta1::list(offering).encoded_len() > LIST_BYTES_MAX
 }
 
 /// A list as a message, if the kubelet accepts its size.

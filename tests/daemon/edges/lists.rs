@@ -221,6 +221,15 @@ fn edge_30_a_list_that_is_too_long_for_the_kubelet_is_not_sent() {
                 .unwrap()
                 .contains("lacks 40000")
         );
+        let mut command = stage.node.command(&["status", "-o", "json"]);
+        let asked = tokio::task::spawn_blocking(move || command.output().unwrap());
+        let asked = asked.await.unwrap().stdout;
+        let status: serde_json::Value = serde_json::from_slice(&asked).unwrap();
+        let mut rows = status["resources"].as_array().unwrap().iter();
+        let row = rows.find(|row| row["name"] == "example.com/many").unwrap();
+        assert_eq!((&row["registered"], &row["allocatable"]), (&false.into(), &0.into()), "{row}");
+        let why = row["problem"].as_str().unwrap();
+        assert!(why.contains("40000 devices is longer than the kubelet accepts"), "{why}");
         stage
             .wait(|view| {
                 view.endpoint_state(&many).is_streaming

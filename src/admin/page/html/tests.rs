@@ -87,6 +87,7 @@ fn status(devices: &[DeviceReport]) -> Status {
         allocatable: healthy,
         held: 1,
         problem: None,
+        too_long: false,
         disagreement: None,
         last_registration_ms: Some(2.25),
         api_version: Some("v1beta1".into()),
