@@ -107,7 +107,7 @@ async fn one_panicked(tasks: &mut FuturesUnordered<JoinHandle<()>>) {
             return;
         }
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 #[cfg(test)]
