@@ -248,6 +248,8 @@ pub struct Resource {
     pub near: Vec<NearMiss>,
     /// For a class of `/dev` nodes: the configured paths.
     pub paths: Vec<String>,
+    /// If it selects none of them: why, as the scan reports it.
+    pub why_none: Vec<String>,
     /// Whether only NVML could report devices that it may have.
     pub needs_nvml: bool,
     /// Whether its devices go to guests.

@@ -2,7 +2,9 @@
 //! for each existing node (`{node}`), or for each profile of a MIG instance (`{mig_profile}`).
 
 use super::profiles;
-use crate::domain::{CharPath, NodePattern, NvmlSnapshot, ResourceName, ResourceSpec};
+use crate::domain::{
+    CharPath, InvalidResourceName, NodePattern, NvmlSnapshot, ResourceName, ResourceSpec,
+};
 use crate::host::{DevEntry, HostRoot, Listings, ReadFailure, TooMany};
 use regex_lite::Regex;
 use std::collections::BTreeMap;
@@ -11,6 +13,8 @@ use std::sync::Arc;
 /// The most resources that are made for single nodes: each has a socket and a server. A board has
 /// some dozens of useful nodes; more come from a pattern such as `tty`.
 const EXPANDED_MAX: usize = 256;
+/// The most links that a warning names: a pattern such as `char` matches a link of each node.
+const LINKS_NAMED_MAX: usize = 8;
 
 /// The entries of `/dev` that regular expressions are matched against; empty without a regular
 /// expression.
@@ -119,6 +123,19 @@ fn expand(
         .filter(|spec| !is_pattern(spec))
         .map(|spec| (spec.name.clone(), "the configuration".to_owned()))
         .collect();
+    let mut matched: Vec<(&Arc<ResourceSpec>, &CharPath, Vec<Matched>)> = Vec::new();
+    for spec in specs.iter().filter(is_pattern) {
+        for path in &spec.paths {
+            let mut warn = |warning| found.warnings.push(format!("{}: {warning}", spec.name));
+            let paths = dev.paths(root, &mut listings, &path.host);
+            let nodes = nodes(root, paths, path, &mut warn);
+            if nodes.is_empty() {
+                warn(format!("no device node matches {}", path.host));
+            }
+            matched.push((spec, path, nodes));
+        }
+    }
+    let mut names = own_names(&matched);
     let (mut made, mut left) = (0, 0);
     for spec in specs {
         if !spec.name.is_pattern() {
@@ -131,37 +148,37 @@ fn expand(
                 found.specs.push(Arc::new(spec));
             }
         }
-        for path in &spec.paths {
-            let paths = dev.paths(root, &mut listings, &path.host);
-            let paths = nodes(root, paths, path, &mut |warning| {
-                found.warnings.push(format!("{}: {warning}", spec.name));
-            });
-            if paths.is_empty() {
-                found.warnings.push(format!("{}: no device node matches {}", spec.name, path.host));
-            }
-            for node in paths {
-                let name = match spec.name.of_node(node.trim_start_matches("/dev/")) {
+        for (_, path, nodes) in matched.iter().filter(|(of, ..)| Arc::ptr_eq(of, spec)) {
+            let mut warn = |warning| found.warnings.push(format!("{}: {warning}", spec.name));
+            let mut links = Vec::new();
+            for Matched { path: node, real } in nodes {
+                if let Some(name) = names.get(real).filter(|_| node != real) {
+                    links.push(format!("{node} ({name})"));
+                    continue;
+                }
+                let name = match name_of(spec, node) {
                     Ok(name) => name,
                     Err(error) => {
-                        found
-                            .warnings
-                            .push(format!("{}: {node} is not offered, because {error}", spec.name));
+                        warn(format!("{node} is not offered, because {error}"));
                         continue;
                     }
                 };
                 match named.get(&name) {
-                    Some(other) if *other == node => continue,
-                    Some(other) => {
-                        found.warnings.push(format!("{}: {node} is not offered, because {other} already uses the name {name}", spec.name));
-                        continue;
-                    }
+                    Some(other) if other == node => continue,
+                    Some(other) => warn(format!(
+                        "{node} is not offered, because {other} already uses the name {name}"
+                    )),
                     None if made == EXPANDED_MAX => left += 1,
                     None => {
                         made += 1;
                         named.insert(name.clone(), node.clone());
-                        found.specs.push(Arc::new(of_node(spec, name, &node, path)));
+                        names.insert(real.clone(), name.clone());
+                        found.specs.push(Arc::new(of_node(spec, name, node, path)));
                     }
                 }
+            }
+            if !links.is_empty() {
+                warn(links_left_out(&links));
             }
         }
     }
@@ -169,6 +186,45 @@ fn expand(
         found.warnings.push(format!("{left} nodes beyond the limit of {EXPANDED_MAX} resources are not offered; use narrower patterns"));
     }
     Ok(found)
+}
+
+/// A path that a pattern matches.
+struct Matched {
+    path: String,
+    /// The real path of the node or folder that it leads to.
+    real: String,
+}
+
+fn name_of(spec: &ResourceSpec, node: &str) -> Result<ResourceName, InvalidResourceName> {
+    spec.name.of_node(node.trim_start_matches("/dev/"))
+}
+
+/// The resources of the nodes that a pattern matches by their own path, by this path. A node is in
+/// one resource: a link such as `/dev/rtc` must not take it from `rtc0`, wherever it is matched.
+fn own_names(
+    matched: &[(&Arc<ResourceSpec>, &CharPath, Vec<Matched>)],
+) -> BTreeMap<String, ResourceName> {
+    let mut names = BTreeMap::new();
+    for (spec, _, nodes) in matched {
+        for node in nodes.iter().filter(|node| node.path == node.real) {
+            if let Ok(name) = name_of(spec, &node.path) {
+                names.entry(node.real.clone()).or_insert(name);
+            }
+        }
+    }
+    names
+}
+
+/// The warning of links whose nodes other names have.
+fn links_left_out(links: &[String]) -> String {
+    let named = links.iter().take(LINKS_NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = match links.len().saturating_sub(LINKS_NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "links are not offered, because their nodes have the resources in brackets: {named}{more}"
+    )
 }
 
 /// The resources of the profiles that a resource with a name for each profile selects.
@@ -208,21 +264,27 @@ fn nodes(
     paths: Vec<String>,
     path: &CharPath,
     warn: &mut dyn FnMut(String),
-) -> Vec<String> {
-    let is_in_dev =
-        |path: &String| root.canonical_node(path).is_some_and(|node| node.starts_with("/dev/"));
-    let (nodes, others): (Vec<String>, Vec<String>) = paths.into_iter().partition(is_in_dev);
-    if matches!(path.host, NodePattern::Glob(_)) && !nodes.is_empty() {
-        return nodes;
-    }
-    let mut all = nodes;
-    for folder in others {
-        match root.folder_nodes(&folder) {
-            Ok(found) => all.extend(found.filter(|found| !found.nodes.is_empty()).map(|_| folder)),
-            Err(error) => warn(format!("{folder} is not offered, because {error}")),
+) -> Vec<Matched> {
+    let (mut all, mut others) = (Vec::new(), Vec::new());
+    for path in paths {
+        match root.canonical_node(&path).filter(|node| node.starts_with("/dev/")) {
+            Some(real) => all.push(Matched { path, real }),
+            None => others.push(path),
         }
     }
-    all.sort();
+    if matches!(path.host, NodePattern::Glob(_)) && !all.is_empty() {
+        return all;
+    }
+    for path in others {
+        match root.folder_nodes(&path) {
+            Ok(found) => {
+                let found = found.filter(|found| !found.nodes.is_empty());
+                all.extend(found.map(|found| Matched { path, real: found.path }));
+            }
+            Err(error) => warn(format!("{path} is not offered, because {error}")),
+        }
+    }
+    all.sort_by(|one, other| one.path.cmp(&other.path));
     all
 }
 
@@ -308,7 +370,6 @@ mod tests {
             ("d/net_tun", "/dev/net/tun"),
             ("d/a_b", "/dev/a.b"),
             ("d/bus_usb_001", "/dev/bus/usb/001"),
-            ("d/serial_by-id_usb-cam", "/dev/serial/by-id/usb-cam"),
         ];
         assert_eq!(made(&found), expected.map(|(name, path)| (name, path.to_owned())));
         assert_eq!(
@@ -321,10 +382,61 @@ mod tests {
             "d/{node}: /dev/video0 is not offered, because the configuration already uses the name d/video0",
             "d/{node}: /dev/_odd is not offered, because `d/_odd` is not a resource name",
             "d/{node}: /dev/a_b is not offered, because /dev/a.b already uses the name d/a_b",
+            "/dev/serial/by-id/usb-cam (d/video0)",
         ] {
             assert!(warnings.contains(expected), "{warnings}\nshould contain {expected}");
         }
-        assert_eq!(found.warnings.len(), 4, "{warnings}");
+        assert_eq!(found.warnings.len(), 5, "{warnings}");
+    }
+
+    #[test]
+    fn a_link_does_not_take_a_node_from_its_own_name() {
+        let dir = tempfile::tempdir().unwrap();
+        for node in ["gpiochip0", "rtc0", "ttyAMA10", "video0", "snd/seq", "_odd"] {
+            write(dir.path(), &format!("dev/{node}"), "");
+        }
+        for (link, node) in [
+            ("gpiochip4", "gpiochip0"),
+            ("rtc", "rtc0"),
+            ("serial0", "ttyAMA10"),
+            ("cam-a", "video0"),
+            ("cam-b", "video0"),
+            ("sound", "snd"),
+            ("odd", "_odd"),
+        ] {
+            symlink(node, dir.path().join("dev").join(link)).unwrap();
+        }
+        let root = HostRoot::new(dir.path());
+        let specs = [
+            pattern("d/{node}", &["^gpiochip[0-9]*$", "^rtc[0-9]*$", "^serial0$", "^sound$"]),
+            pattern("d/{node}", &["^ttyAMA", "^cam", "^snd$", "odd"]),
+        ];
+        let found = expand_patterns(&root, &specs, &NvmlSnapshot::empty()).unwrap();
+        let expected = ["gpiochip0", "rtc0", "ttyAMA10", "cam-a", "snd", "odd"]
+            .map(|node| (format!("d/{node}"), format!("/dev/{node}")));
+        let made: Vec<_> =
+            made(&found).into_iter().map(|(name, path)| (name.to_owned(), path)).collect();
+        assert_eq!(made, expected);
+        let left_out = |links: &str| {
+            format!(
+                "d/{{node}}: links are not offered, because their nodes have the resources in \
+                 brackets: {links}"
+            )
+        };
+        let expected = [
+            left_out("/dev/gpiochip4 (d/gpiochip0)"),
+            left_out("/dev/rtc (d/rtc0)"),
+            left_out("/dev/serial0 (d/ttyAMA10)"),
+            left_out("/dev/sound (d/snd)"),
+            left_out("/dev/cam-b (d/cam-a)"),
+            "d/{node}: /dev/_odd is not offered, because `d/_odd` is not a resource name".into(),
+        ];
+        assert_eq!(found.warnings.len(), expected.len(), "{:?}", found.warnings);
+        for (warning, expected) in found.warnings.iter().zip(expected) {
+            assert!(warning.starts_with(&expected), "{warning}\nshould be {expected}");
+        }
+        let many: Vec<String> = (0..10).map(|n| format!("/dev/l{n} (d/n)")).collect();
+        assert!(links_left_out(&many).ends_with("/dev/l7 (d/n) and 2 more"));
     }
 
     #[test]

@@ -62,7 +62,8 @@ pub(super) fn read(source: &Source, draft: &mut Draft) -> Result<(), ImportError
             patterns.iter().map(|(pattern, _)| format!("`{pattern}`")).collect();
         draft.warn(format!(
             "each node that matches one of these patterns is a resource, as with the plugin, unless \
-             the pattern also matches a folder that it is in; Holdfast also adds nodes that appear \
+             the pattern also matches a folder that it is in; a link such as /dev/rtc is left out \
+             if a pattern matches its node, so request the node; Holdfast also adds nodes that appear \
              later, and drops nodes that disappear: {}",
             named.join(", ")
         ));

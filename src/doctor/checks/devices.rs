@@ -31,11 +31,15 @@ pub(super) fn selected(facts: &Facts) -> Option<Vec<Finding>> {
 }
 
 fn selects_nothing(resource: &Resource) -> Finding {
-    let Resource { name, class, near, paths, .. } = resource;
+    let Resource { name, class, near, paths, why_none, .. } = resource;
     if !paths.is_empty() {
-        let found = format!("nothing in /dev matches {}", paths.join(", "));
-        let todo = "load the driver that creates the node, or fix `paths`; the daemon detects a \
-                    new node automatically";
+        // The nodes may be there, and belong to an earlier resource.
+        let found = match &why_none[..] {
+            [] => format!("nothing in /dev matches {}", paths.join(", ")),
+            why => why.join("; "),
+        };
+        let todo = "fix `paths`, or load the driver that creates a missing node; the daemon \
+                    detects a new node automatically";
         return Finding::new(&RESOURCE_SELECTS_NOTHING, name, found, todo);
     }
     let Some(nearest) = Nearest::of(near) else {

@@ -575,3 +575,18 @@ fn without_the_driver_for_claims_nothing_of_it_is_checked() {
     facts.config.as_mut().unwrap().as_mut().unwrap().dra = true;
     assert_eq!(examine(&facts).unknown, ["dra-directories", "dra-api-server"]);
 }
+
+#[test]
+fn nodes_of_another_resource_are_not_reported_as_absent() {
+    let found = |why: &[&str]| {
+        let mut facts = healthy();
+        let resource = empty(&mut facts);
+        resource.paths = vec!["/dev/rtc0".into()];
+        resource.why_none = why.iter().map(ToString::to_string).collect();
+        let findings = super::devices::selected(&facts).unwrap();
+        findings.into_iter().next().unwrap().found
+    };
+    assert_eq!(found(&[]), "nothing in /dev matches /dev/rtc0");
+    let why = "the nodes of /dev/rtc0 already belong to a.b/rtc";
+    assert_eq!(found(&[why, "b"]), format!("{why}; b"));
+}

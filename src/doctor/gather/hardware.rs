@@ -52,6 +52,7 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
                 .map(|path| path.host.to_string())
                 .chain(spec.usb.iter().map(ToString::to_string))
                 .collect(),
+            why_none: why_none(&found, spec, devices),
             is_for_guests: is_for_guests(spec, devices),
             is_nvidia: devices.iter().any(|device| {
                 device.pci.as_ref().is_some_and(|function| function.vendor == Some(NVIDIA))
@@ -61,6 +62,16 @@ pub(super) fn resources(input: &ReaderInput) -> AddFacts {
     // `specs` contains no pattern of "one resource for each node" that has no node.
     let resources = found.specs.iter().map(resource).collect();
     Box::new(|facts: &mut Facts| facts.resources = Some(resources))
+}
+
+/// The warnings of the scan about a resource without devices.
+fn why_none(found: &Discovery, spec: &ResourceSpec, devices: &[Arc<Device>]) -> Vec<String> {
+    if !devices.is_empty() {
+        return Vec::new();
+    }
+    let own = format!("{}: ", spec.name);
+    let warnings = found.selection.warnings.iter();
+    warnings.filter_map(|warning| warning.strip_prefix(&own).map(str::to_owned)).collect()
 }
 
 fn unhealthy(root: &HostRoot, found: &Discovery, device: &Device) -> Option<(String, String)> {
@@ -77,4 +88,39 @@ fn is_for_guests(spec: &ResourceSpec, devices: &[Arc<Device>]) -> bool {
     let has =
         |device: &Arc<Device>| device.nodes.iter().any(|node| node.host.starts_with("/dev/vfio/"));
     by_contract || asks || devices.iter().any(has)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{CharPath, DeviceClass};
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_resource_whose_nodes_another_one_has_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        std::fs::write(dir.path().join("dev/rtc0"), "").unwrap();
+        let spec = |name: &str| {
+            let mut spec = ResourceSpec::new(name.parse().unwrap(), DeviceClass::Char);
+            spec.paths = vec![CharPath {
+                host: "/dev/rtc0".into(),
+                container: None,
+                permissions: "rw".into(),
+                udev: Vec::new(),
+            }];
+            Arc::new(spec)
+        };
+        let specs = [spec("a.b/clock"), spec("a.b/rtc0"), spec("a.b/rtc")];
+        let found = hardware::discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
+        let why = |spec: &ResourceSpec| {
+            let devices = found.selection.resources.get(&spec.name).map(Vec::as_slice);
+            why_none(&found, spec, devices.unwrap_or_default())
+        };
+        assert_eq!(why(&specs[0]), Vec::<String>::new());
+        let expected = "the nodes of /dev/rtc0 already belong to a.b/clock, the first resource \
+                        that matches them";
+        assert_eq!(why(&specs[1]), [expected]);
+        assert_eq!(why(&specs[2]), [expected], "not that of a resource whose name is longer");
+    }
 }
