@@ -26,10 +26,10 @@ pub(super) fn with(devices: &[&Device], permissions: &str) -> Vec<EditDevice> {
         .collect()
 }
 
-/// Names disks by links that stay right over a reboot, because the kubelet replays the answer then.
+/// Names nodes by links that stay right over a reboot, because the kubelet replays the answer then.
 pub(super) fn use_lasting_paths(devices: &[&Device], edits: &mut ContainerEdits) {
     let nodes = devices.iter().flat_map(|device| &device.nodes);
-    // A pool has thousands of nodes, and few of them are disks.
+    // A pool has thousands of nodes, and few of them have a link.
     for node in nodes.filter(|node| node.link.is_some()) {
         for edit in edits.devices.iter_mut().filter(|edit| edit.host == node.host) {
             node.lasting_path().clone_into(&mut edit.host);

@@ -58,8 +58,9 @@ impl fmt::Display for DeviceClass {
 pub struct DeviceNode {
     /// Path on the host, as the kubelet and the container runtime see it (without `--host-root`).
     pub host: String,
-    /// udev's link to the node by the disk's own identity, `/dev/disk/by-id/nvme-eui.…`; `None` if
-    /// there is none, and for other nodes.
+    /// udev's link to the node by the disk's own identity, `/dev/disk/by-id/nvme-eui.…`. Of another
+    /// node the link that selects it, `/dev/zigbee`. `None` if there is none, or if another device
+    /// may get it.
     pub link: Option<String>,
     /// Path in the container.
     pub container: String,
@@ -87,7 +88,7 @@ impl DeviceNode {
     }
 
     /// The path that stays right for as long as a container may be started again: the kernel may
-    /// give the path of a disk to another disk at the next boot.
+    /// give the path of a device to another one at the next boot.
     #[must_use]
     pub fn lasting_path(&self) -> &str {
         self.link.as_deref().unwrap_or(&self.host)

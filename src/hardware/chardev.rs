@@ -6,23 +6,22 @@
 //! drivers, and is named by its serial number or its port.
 //!
 //! A node is found by its current name (`/dev/ttyUSB0`). Its id comes from a name that stays the
-//! same: udev's link to it, else the kernel's subsystem and name. No node is ever opened: opening
-//! alone can reset a modem or arm a watchdog.
+//! same: udev's link to it, else a link that selects it, else the kernel's subsystem and name. No
+//! node is ever opened: opening alone can reset a modem or arm a watchdog.
 
 use super::Scan;
 use super::char_devices::{CharDevices, note_failure};
 use super::describe::Shared;
 use super::disks::{DISK_LINKS, Disks};
+use super::kernel_names::{KernelNames, KernelRecord};
 use super::matches::{Match, matches};
-use super::node_names::{HeldNode, NamedNode, NodeName, base_name, below_devices, name_nodes};
+use super::node_names::{HeldNode, NamedNode, NodeName, below_devices, name_nodes};
 use super::numa::NumaNodes;
-use super::usb::UsbDevice;
+use super::usb::{self, UsbDevice};
 use crate::domain::{
-    Attributes, Device, DeviceClass, DeviceId, DeviceNode, DeviceNumber, Object, ResourceName,
-    ResourceSpec,
+    Attributes, Device, DeviceClass, DeviceId, DeviceNode, Object, ResourceName, ResourceSpec,
 };
 use crate::host::{HostNode, HostRoot, Listings};
-use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -47,6 +46,8 @@ pub(super) struct Search<'a> {
     pub(super) numa: &'a Shared<NumaNodes>,
     /// The nodes that containers hold, with the ids under which they were granted.
     pub(super) held: &'a [HeldNode],
+    /// The ids that are remembered, by key.
+    pub(super) names: &'a BTreeMap<String, DeviceId>,
     /// The nodes that the former scan offered, with the resource of each.
     pub(super) former: &'a [(ResourceName, Arc<Device>)],
 }
@@ -63,47 +64,8 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     let matches = matches(root, &specs, search.disks, &mut found);
     let kernel = KernelNames::of(root);
     let links = links(root);
-    let described = matches.iter().map(|found| {
-        let path = found.real_path().to_owned();
-        let mut named = NamedNode {
-            links: links.get(&path).cloned().unwrap_or_default(),
-            path,
-            kernel: None,
-            objects: Vec::new(),
-        };
-        let mut record = None;
-        for node in &found.nodes {
-            record = kernel.of_node(node);
-            named.objects.extend(objects(node));
-            named.objects.extend(
-                record
-                    .iter()
-                    .filter_map(|record| record.device.as_deref())
-                    .map(Object::kernel_device),
-            );
-        }
-        if let Some(usb) = &found.usb {
-            named.links = usb.lasting_names(root);
-            record = Some(kernel_record(root, usb));
-            let device = record.as_ref().and_then(|record| record.device.as_deref());
-            named.objects.extend(device.map(Object::kernel_device));
-        }
-        if found.is_group {
-            // A group is named by the link that it begins with, also by one of a kind without
-            // links above.
-            if found.matched != named.path && !named.links.contains(&found.matched) {
-                named.links.insert(0, found.matched.clone());
-            }
-            for node in &found.others {
-                named.objects.push(Object::node(&node.host));
-                named.objects.extend(node.number.map(Object::number));
-            }
-        }
-        // The kernel has a name for each node, but none for a folder.
-        let record = record.filter(|_| found.folder.is_none());
-        named.kernel = record.as_ref().map(|record| record.name.clone());
-        (named, record)
-    });
+    let usb = usb_behind(root, &matches);
+    let described = matches.iter().map(|found| named_node(root, found, &kernel, &links));
     let (nodes, records): (Vec<_>, Vec<_>) = described.unzip();
     let failures = root.take_failures();
     if !failures.is_empty() {
@@ -114,14 +76,17 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     }
     let names = name_nodes(&nodes, search.held);
     for ((found_at, name), record) in matches.iter().zip(names).zip(records) {
+        let name = known_name(found_at, name, search.names);
         let mut device = describe(found_at, name, record.as_ref());
         if let Some(usb) = &found_at.usb {
             note_usb(root, usb, &mut device.attributes);
         }
         note_use(&mut device, search.disks);
-        if device.attribute("disk_id").is_none() {
-            // Two sticks without an identity have the same link, and it may move.
-            device.nodes.iter_mut().for_each(|node| node.link = None);
+        let has_disk_id = device.attribute("disk_id").is_some();
+        for node in &mut device.nodes {
+            let is_lasting =
+                |link: &String| is_lasting(link, node, (search.disks, has_disk_id), &kernel, &usb);
+            node.link = node.link.clone().filter(is_lasting);
         }
         near(root, &mut device, search);
         let failures = root.take_failures();
@@ -133,6 +98,52 @@ pub(super) fn discover(root: &HostRoot, search: &Search<'_>) -> CharDevices {
     }
     keep_unread(&mut found, search.former);
     found
+}
+
+/// A node as it is named, with its record.
+fn named_node(
+    root: &HostRoot,
+    found: &Match<'_>,
+    kernel: &KernelNames<'_>,
+    links: &BTreeMap<String, Vec<String>>,
+) -> (NamedNode, Option<KernelRecord>) {
+    let path = found.real_path().to_owned();
+    let mut named = NamedNode {
+        links: links.get(&path).cloned().unwrap_or_default(),
+        path,
+        kernel: None,
+        objects: Vec::new(),
+    };
+    let mut record = None;
+    for node in &found.nodes {
+        record = kernel.of_node(node);
+        named.objects.extend(objects(node));
+        named.objects.extend(
+            record.iter().filter_map(|record| record.device.as_deref()).map(Object::kernel_device),
+        );
+    }
+    if let Some(usb) = &found.usb {
+        named.links = usb.lasting_names(root);
+        record = Some(kernel_record(root, usb));
+        let device = record.as_ref().and_then(|record| record.device.as_deref());
+        named.objects.extend(device.map(Object::kernel_device));
+    }
+    if let Some(link) = found.link.as_ref().filter(|link| !named.links.contains(link)) {
+        // A group is named by the link that it begins with. Another node keeps the better
+        // names above, and its number (`ttyUSB0`) is the last resort: it may change.
+        let at = if found.is_group { 0 } else { named.links.len() };
+        named.links.insert(at, link.clone());
+    }
+    if found.is_group {
+        for node in &found.others {
+            named.objects.push(Object::node(&node.host));
+            named.objects.extend(node.number.map(Object::number));
+        }
+    }
+    // The kernel has a name for each node, but none for a folder.
+    let record = record.filter(|_| found.folder.is_none());
+    named.kernel = record.as_ref().map(|record| record.name.clone());
+    (named, record)
 }
 
 /// A node, or a folder of nodes, under the id of its grant or list entry; no resource needs to name
@@ -215,6 +226,67 @@ fn describe(found: &Match<'_>, name: NodeName, record: Option<&KernelRecord>) ->
         nodes: found.device_nodes(),
         attributes: attributes_of(record),
     }
+}
+
+/// Whether this is udev's link to a USB device by what the device reports.
+fn is_usb_link(link: &str) -> bool {
+    let (folder, name) = link.rsplit_once('/').unwrap_or_default();
+    folder.ends_with("/by-id") && name.starts_with("usb-")
+}
+
+/// The USB devices, if a link to one by its identity selects a node.
+fn usb_behind(root: &HostRoot, matches: &[Match<'_>]) -> Vec<UsbDevice> {
+    let mut nodes = matches.iter().flat_map(Match::device_nodes);
+    if nodes.any(|node| node.link.as_deref().is_some_and(is_usb_link)) {
+        return usb::devices(root);
+    }
+    Vec::new()
+}
+
+/// Whether a link will lead to the same device after a reboot, and as long as the device is there.
+/// Two disks or sticks without an identity have the same link by id, and it may move to the other
+/// one. A link to a disk by its place may lead to another disk.
+fn is_lasting(
+    link: &str,
+    node: &DeviceNode,
+    (disks, has_disk_id): (&Disks<'_>, bool),
+    kernel: &KernelNames<'_>,
+    usb: &[UsbDevice],
+) -> bool {
+    let is_disk_link = link.rsplit_once('/').is_some_and(|(folder, _)| folder[1..] == *DISK_LINKS);
+    let is_block = node.number.is_some_and(|number| number.is_block);
+    if is_disk_link || is_block || !disks.disks_of_node(&node.host, node.number).is_empty() {
+        return is_disk_link && has_disk_id;
+    }
+    if !is_usb_link(link) {
+        return true;
+    }
+    let record = kernel.of_node(&HostNode { path: node.host.clone(), number: node.number });
+    let path = record.and_then(|record| record.device).unwrap_or_default();
+    let above = path.rsplit('/').find_map(|name| usb.iter().find(|usb| usb.name == name));
+    above.is_none_or(|own| {
+        let identity = |usb: &UsbDevice| (usb.vendor, usb.product, usb.serial.clone());
+        let same = usb.iter().filter(|usb| identity(usb) == identity(own));
+        own.serial.is_some() && same.count() == 1
+    })
+}
+
+/// The name, with the id that the device had before its link named it: an upgrade must not rename
+/// a device that is held or cordoned.
+fn known_name(
+    found: &Match<'_>,
+    name: NodeName,
+    remembered: &BTreeMap<String, DeviceId>,
+) -> NodeName {
+    let is_by_link =
+        found.link.as_ref().is_some_and(|link| name.key.strip_prefix("dev:") == Some(link));
+    if found.is_group || !is_by_link || remembered.contains_key(&name.key) {
+        return name;
+    }
+    let Some(id) = remembered.get(&format!("dev:{}", found.real_path())) else { return name };
+    // Another device has it by now, under its own link.
+    let is_single = remembered.values().filter(|other| *other == id).count() == 1;
+    if is_single { NodeName { id: id.clone(), ..name } } else { name }
 }
 
 /// The kernel's name for a node's device, and its path in sysfs.
@@ -301,71 +373,6 @@ fn links(root: &HostRoot) -> BTreeMap<String, Vec<String>> {
     links
 }
 
-/// The kernel's device behind a node.
-#[derive(Debug, Clone)]
-struct KernelRecord {
-    /// `subsystem:name`.
-    name: String,
-    /// Its path below `/sys/devices`, where it is known.
-    device: Option<String>,
-}
-
-/// Finds the kernel's device behind a node.
-struct KernelNames<'a> {
-    root: &'a HostRoot,
-    /// The class that has a device of this name; `None` if several have one. Read when the first
-    /// node without numbers is met.
-    class_of: OnceCell<BTreeMap<String, Option<String>>>,
-}
-
-impl<'a> KernelNames<'a> {
-    fn of(root: &'a HostRoot) -> Self {
-        KernelNames { root, class_of: OnceCell::new() }
-    }
-
-    /// Read from `sys/dev/{char,block}/MAJOR:MINOR`. In a captured tree a node has no numbers.
-    /// There the record comes from the only class that has a device of its name.
-    fn of_node(&self, node: &HostNode) -> Option<KernelRecord> {
-        let Some(DeviceNumber { is_block, major, minor }) = node.number else {
-            let name = base_name(&node.path);
-            let class = self.class_of.get_or_init(|| self.list_classes()).get(name)?.as_ref()?;
-            let device = self.root.link_target(&format!("sys/class/{class}/{name}"));
-            return Some(KernelRecord {
-                name: format!("{class}:{name}"),
-                device: device.as_deref().and_then(below_devices),
-            });
-        };
-        let link = format!("sys/dev/{}/{major}:{minor}", if is_block { "block" } else { "char" });
-        let target = self.root.link_target(&link)?;
-        let name = format!(
-            "{}:{}",
-            self.root.link_name(&format!("{link}/subsystem"))?,
-            base_name(&target)
-        );
-        Some(KernelRecord { name, device: below_devices(&target) })
-    }
-
-    fn list_classes(&self) -> BTreeMap<String, Option<String>> {
-        let mut class_of = BTreeMap::new();
-        for class in self.root.entries("sys/class") {
-            let folder = format!("sys/class/{class}");
-            // A link to a device that was not captured does not count.
-            for name in self
-                .root
-                .entries(&folder)
-                .into_iter()
-                .filter(|name| self.root.exists(&format!("{folder}/{name}")))
-            {
-                class_of
-                    .entry(name)
-                    .and_modify(|class| *class = None)
-                    .or_insert_with(|| Some(class.clone()));
-            }
-        }
-        class_of
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{char_spec, write};
@@ -378,6 +385,14 @@ mod tests {
     }
 
     fn found(dir: &tempfile::TempDir, specs: &[Arc<ResourceSpec>]) -> CharDevices {
+        found_after(dir, specs, &BTreeMap::new())
+    }
+
+    fn found_after(
+        dir: &tempfile::TempDir,
+        specs: &[Arc<ResourceSpec>],
+        names: &BTreeMap<String, DeviceId>,
+    ) -> CharDevices {
         let root = HostRoot::new(dir.path());
         let root = root.recording();
         let numa = Shared::default();
@@ -387,6 +402,7 @@ mod tests {
             scan: &Scan::default(),
             numa: &numa,
             held: &[],
+            names,
             former: &[],
         };
         discover(&root, &search)
@@ -450,6 +466,133 @@ mod tests {
             "example.com/second: no device node matches /dev/none*",
         ];
         assert_eq!(found.warnings, expected);
+    }
+
+    /// Makes `dev/<link>` a link to `dev/<node>`.
+    fn link(dir: &tempfile::TempDir, link: &str, node: &str) {
+        let path = dir.path().join("dev").join(link);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = std::fs::remove_file(&path);
+        symlink(format!("{}{node}", "../".repeat(link.matches('/').count())), path).unwrap();
+    }
+
+    fn by_links() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (class, node) in [("tty", "ttyUSB0"), ("tty", "ttyUSB1"), ("rtc", "rtc0")] {
+            write(dir.path(), &format!("dev/{node}"), "");
+            write(dir.path(), &format!("sys/class/{class}/{node}/dev"), "");
+        }
+        write(dir.path(), "dev/dri/renderD128", "");
+        write(dir.path(), "sys/class/drm/renderD128/dev", "");
+        link(&dir, "zigbee", "ttyUSB0");
+        link(&dir, "zwave", "ttyUSB1");
+        link(&dir, "rtc", "rtc0");
+        link(&dir, "dri/by-path/pci-0000:03:00.0-render", "dri/renderD128");
+        dir
+    }
+
+    fn names(found: &CharDevices, spec: &ResourceSpec) -> Vec<(String, String)> {
+        let of = |device: &Device| (device.id.to_string(), device.nodes[0].host.clone());
+        found.by_resource[&spec.name].iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_link_that_selects_a_node_names_it_before_its_number_does() {
+        let dir = by_links();
+        let spec = char_spec(
+            "example.com/x",
+            &["/dev/zigbee", "/dev/zwave", "/dev/rtc*", "/dev/dri/by-path/*-render"],
+        );
+        let named = |ids: [(&str, &str); 4]| {
+            ids.map(|(id, node)| (id.to_owned(), format!("/dev/{node}"))).to_vec()
+        };
+        let expected = [
+            ("zigbee", "ttyUSB0"),
+            ("zwave", "ttyUSB1"),
+            // The pattern matches the node too, so a link of the distribution does not matter.
+            ("rtc:rtc0", "rtc0"),
+            ("pci-0000:03:00.0-render", "dri/renderD128"),
+        ];
+        assert_eq!(names(&found(&dir, &[spec.clone()]), &spec), named(expected));
+        link(&dir, "zigbee", "ttyUSB1");
+        link(&dir, "zwave", "ttyUSB0");
+        let swapped = [("zigbee", "ttyUSB1"), ("zwave", "ttyUSB0"), expected[2], expected[3]];
+        assert_eq!(names(&found(&dir, &[spec.clone()]), &spec), named(swapped));
+        link(&dir, "serial/by-path/pci-1", "ttyUSB1");
+        let better = [("pci-1", "ttyUSB1"), ("zwave", "ttyUSB0"), expected[2], expected[3]];
+        assert_eq!(names(&found(&dir, &[spec.clone()]), &spec), named(better));
+    }
+
+    #[test]
+    fn a_node_that_a_link_selects_is_given_by_the_link() {
+        let dir = by_links();
+        let usb = "sys/devices/pci0000:00/0000:00:14.0/usb1";
+        std::fs::create_dir_all(dir.path().join("sys/bus/usb/devices")).unwrap();
+        let sticks = [("1-1", "A1"), ("1-2", ""), ("1-3", "twin"), ("1-4", "twin"), ("1-5", "B1")];
+        for (index, (port, serial)) in sticks.into_iter().enumerate() {
+            for (file, text) in [("idVendor", "10c4"), ("idProduct", "ea60"), ("serial", serial)] {
+                write(dir.path(), &format!("{usb}/{port}/{file}"), text);
+            }
+            let of = dir.path().join("sys/bus/usb/devices").join(port);
+            symlink(format!("../../../devices/pci0000:00/0000:00:14.0/usb1/{port}"), of).unwrap();
+            let tty = format!("pci0000:00/0000:00:14.0/usb1/{port}/{port}:1.0/tty/ttyACM{index}");
+            write(dir.path(), &format!("sys/devices/{tty}/dev"), "");
+            let class = dir.path().join(format!("sys/class/tty/ttyACM{index}"));
+            symlink(format!("../../devices/{tty}"), class).unwrap();
+            write(dir.path(), &format!("dev/ttyACM{index}"), "");
+            let folder = if port == "1-5" { "serial/by-path" } else { "serial/by-id" };
+            link(&dir, &format!("{folder}/usb-{port}"), &format!("ttyACM{index}"));
+        }
+        let paths = ["/dev/zigbee", "/dev/rtc*", "/dev/serial/by-id/*", "/dev/serial/by-path/*"];
+        let spec = char_spec("example.com/x", &paths);
+        let found = found(&dir, std::slice::from_ref(&spec));
+        let given: Vec<_> = found.by_resource[&spec.name]
+            .iter()
+            .map(|device| {
+                let node = &device.nodes[0];
+                (node.host.as_str(), node.lasting_path(), node.container.as_str())
+            })
+            .collect();
+        let expected = [
+            ("/dev/ttyUSB0", "/dev/zigbee", "/dev/zigbee"),
+            ("/dev/rtc0", "/dev/rtc0", "/dev/rtc"),
+            ("/dev/ttyACM0", "/dev/serial/by-id/usb-1-1", "/dev/serial/by-id/usb-1-1"),
+            // A stick without a serial number, and two with the same.
+            ("/dev/ttyACM1", "/dev/ttyACM1", "/dev/serial/by-id/usb-1-2"),
+            ("/dev/ttyACM2", "/dev/ttyACM2", "/dev/serial/by-id/usb-1-3"),
+            ("/dev/ttyACM3", "/dev/ttyACM3", "/dev/serial/by-id/usb-1-4"),
+            ("/dev/ttyACM4", "/dev/serial/by-path/usb-1-5", "/dev/serial/by-path/usb-1-5"),
+        ];
+        assert_eq!(given, expected);
+    }
+
+    #[test]
+    fn a_device_keeps_the_id_that_it_had_before_its_link_named_it() {
+        let dir = by_links();
+        let spec = char_spec("example.com/x", &["/dev/zigbee", "/dev/zwave"]);
+        let specs = std::slice::from_ref(&spec);
+        let known = [("dev:/dev/ttyUSB0", "tty:ttyUSB0"), ("dev:/dev/ttyUSB1", "tty:ttyUSB1")];
+        let mut known: BTreeMap<String, DeviceId> =
+            known.map(|(key, id)| (key.to_owned(), DeviceId::new(id))).into();
+        let mut scan = |dir: &tempfile::TempDir| {
+            let mut devices =
+                found_after(dir, specs, &known).by_resource.remove(&spec.name).unwrap();
+            known.extend(super::super::remember(&mut devices, &known.clone()));
+            let of = |device: &Device| (device.id.to_string(), device.key.clone());
+            devices.iter().map(of).collect::<Vec<_>>()
+        };
+        let expected = [("tty:ttyUSB0", "dev:/dev/zigbee"), ("tty:ttyUSB1", "dev:/dev/zwave")]
+            .map(|(id, key)| (id.to_owned(), key.to_owned()));
+        assert_eq!(scan(&dir), expected);
+        link(&dir, "zigbee", "ttyUSB1");
+        link(&dir, "zwave", "ttyUSB0");
+        assert_eq!(scan(&dir), expected, "the id stays with the link");
+        std::fs::remove_file(dir.path().join("dev/zwave")).unwrap();
+        link(&dir, "zigbee", "ttyUSB0");
+        link(&dir, "zwave-2", "ttyUSB1");
+        let spec = char_spec("example.com/x", &["/dev/zwave-2"]);
+        let new = found_after(&dir, std::slice::from_ref(&spec), &known);
+        assert_eq!(names(&new, &spec)[0].0, "zwave-2", "another link has the id of the number");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::domain::{
     CharPath, DeviceNode, MemberPath, NodePattern, ResourceName, ResourceSpec, UsbSelect,
 };
 use crate::host::{HostNode, HostRoot, Listings, NodeFolder, TooMany};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The permissions for the nodes of a USB device.
@@ -29,6 +29,8 @@ pub(super) struct Match<'a> {
     pub(super) nodes: Vec<HostNode>,
     /// The path that the pattern matched: a link, or the real path.
     pub(super) matched: String,
+    /// The link by which it is selected; `None` if the pattern matches the real path too.
+    pub(super) link: Option<String>,
     /// The nodes of the other members of a group, as containers get them. One without a number may
     /// be absent.
     pub(super) others: Vec<DeviceNode>,
@@ -51,6 +53,13 @@ impl Match<'_> {
         self.folder.is_none() && folder.is_some_and(|(folder, _)| folder == DISK_LINKS)
     }
 
+    /// The link by which a container may get the node: `discover` checks what it leads to. Runtimes
+    /// leave out the links in a folder.
+    fn lasting_link(&self) -> Option<String> {
+        let by_disk = self.is_disk_link().then(|| self.matched.clone());
+        by_disk.or_else(|| self.link.clone().filter(|_| self.folder.is_none()))
+    }
+
     /// The nodes of this path.
     fn nodes_of_path(&self, required: bool) -> Vec<DeviceNode> {
         let real_path = self.real_path();
@@ -63,7 +72,7 @@ impl Match<'_> {
         };
         let node = |node: &HostNode| DeviceNode {
             host: node.path.clone(),
-            link: self.is_disk_link().then(|| self.matched.clone()),
+            link: self.lasting_link(),
             container: format!(
                 "{container}{}",
                 node.path.strip_prefix(real_path).unwrap_or_default()
@@ -223,6 +232,7 @@ fn of_usb_device<'a>(
         permissions: USB_PERMISSIONS,
         folder: None,
         matched: node.path.clone(),
+        link: None,
         nodes: vec![node],
         others: usb.nodes_of_drivers(root).into_iter().filter_map(of_driver).collect(),
         is_group: true,
@@ -319,12 +329,15 @@ fn matches_of_path<'a>(
         }
     }
     let is_glob = matches!(path.host, NodePattern::Glob(_));
+    let all: BTreeSet<&str> = paths.iter().map(String::as_str).collect();
+    let link = |matched: &String, real: &str| (!all.contains(real)).then(|| matched.clone());
     let (container, permissions) = (path.container.as_deref(), path.permissions.as_str());
     let of_node = |(node, matched): (HostNode, &String)| Match {
         spec,
         container,
         permissions,
         folder: None,
+        link: link(matched, &node.path),
         nodes: vec![node],
         matched: matched.clone(),
         others: Vec::new(),
@@ -336,9 +349,9 @@ fn matches_of_path<'a>(
         return Ok(candidates);
     }
     let mut folders = BTreeMap::new();
-    for matched in paths {
+    for matched in &paths {
         if let Some(NodeFolder { path, nodes }) =
-            root.folder_nodes(&matched)?.filter(|folder| !folder.nodes.is_empty())
+            root.folder_nodes(matched)?.filter(|folder| !folder.nodes.is_empty())
         {
             folders.entry(path).or_insert((nodes, matched));
         }
@@ -347,9 +360,10 @@ fn matches_of_path<'a>(
         spec,
         container,
         permissions,
+        link: link(matched, &folder),
         folder: Some(folder),
         nodes,
-        matched,
+        matched: matched.clone(),
         others: Vec::new(),
         is_group: false,
         usb: None,

@@ -30,6 +30,7 @@ mod event;
 mod facts;
 mod fpga;
 mod identity;
+mod kernel_names;
 mod kfd;
 mod ld_cache;
 mod matches;
@@ -198,6 +199,7 @@ pub fn discover_with(
         scan: &scan,
         numa: describer.numa(),
         held: known.held,
+        names: known.names,
         former: &former,
     };
     let found = chardev::discover(root, &search);
