@@ -131,7 +131,8 @@ pub struct PciFunction {
     pub drm: Vec<String>,
     /// Mediated devices below it, by their UUIDs, sorted.
     pub mdevs: Vec<String>,
-    /// vDPA devices below it (`vdpa0`), sorted.
+    /// vDPA devices below it, by their paths in its folder, sorted: `vdpa0`, or
+    /// `mlx5_core.sf.4/vdpa1` of a scalable function.
     pub vdpa: Vec<String>,
     /// Scalable functions on it, by their names on the auxiliary bus (`mlx5_core.sf.4`), sorted.
     pub sfs: Vec<String>,

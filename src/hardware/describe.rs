@@ -183,6 +183,7 @@ impl<'a> Describer<'a> {
             facts.note("default_route", self.routes.get(self.root).among(&own.net));
             facts.note("master", routes::master(self.root, &own.net));
         }
+        net::add_vdpa(self.root, &own, &mut facts);
         facts.note("part", Some(sf::KIND));
         facts.note("parent", Some(&on.id));
         facts.note("auxiliary", Some(name));

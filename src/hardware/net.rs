@@ -4,7 +4,7 @@
 
 use super::facts::{Facts, required};
 use super::pci::{folder, is_numbered};
-use crate::domain::{Device, PciFunction};
+use crate::domain::{Device, PciFunction, is_scalable_name};
 use crate::host::HostRoot;
 
 /// The facts of the interfaces of a function, whose folder is `dir`.
@@ -46,18 +46,23 @@ fn link_type(number: &str) -> Option<&'static str> {
 
 /// Adds the facts of a function's vDPA device: it has its own node if it is bound to `vhost_vdpa`.
 pub(super) fn add_vdpa(root: &HostRoot, function: &PciFunction, facts: &mut Facts) {
-    let Some(device) = function.vdpa.first() else { return };
-    let dir = format!("{}/{device}", folder(function.address));
+    // The folder of a function also has those of its scalable functions.
+    let is_own =
+        |path: &&String| function.is_scalable() || !path.rsplit('/').skip(1).any(is_scalable_name);
+    let Some(path) = function.vdpa.iter().find(is_own) else { return };
+    let dir = format!("{}/{path}", folder(function.address));
     let nodes = root.entries(&dir).into_iter().filter(|entry| is_numbered(entry, "vhost-vdpa-"));
     facts.nodes.extend(nodes.map(|node| required(format!("/dev/{node}"))));
-    facts.note("vdpa", Some(device));
+    facts.note("vdpa", path.rsplit('/').next());
     facts.note("vdpa_driver", root.link_name(&format!("{dir}/driver")));
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::testing::{device, function, write};
+    use super::super::{discover, scan};
     use super::*;
+    use std::collections::BTreeMap;
     use std::os::unix::fs::symlink;
 
     #[test]
@@ -108,5 +113,47 @@ mod tests {
             (&facts.attributes["vdpa"], &facts.attributes["vdpa_driver"]),
             ("vdpa3", "vhost_vdpa")
         );
+    }
+
+    #[test]
+    fn a_vdpa_device_has_any_name_and_may_be_on_a_scalable_function() {
+        let dir = tempfile::tempdir().unwrap();
+        let (host, bus) =
+            ("sys/devices/pci0000:3a/0000:3b:00.2", dir.path().join("sys/bus/vdpa/devices"));
+        write(dir.path(), &format!("{host}/uevent"), "DRIVER=mlx5_core\nPCI_CLASS=20000\n");
+        std::fs::create_dir_all(&bus).unwrap();
+        std::fs::create_dir_all(dir.path().join("sys/bus/pci/devices")).unwrap();
+        let link = |target: &str, at: &str| symlink(target, dir.path().join(at)).unwrap();
+        link("../../../devices/pci0000:3a/0000:3b:00.2", "sys/bus/pci/devices/0000:3b:00.2");
+        // As the operator for SR-IOV names them, and as a person may.
+        for (path, number) in [
+            ("mlx5_core.sf.4/blue", 2),
+            ("vdpa:0000:3b:00.2", 0),
+            ("pds_core.vDPA.1/0000:00:00.0", 1),
+        ] {
+            write(dir.path(), &format!("{host}/{path}/vhost-vdpa-{number}/dev"), "511:0\n");
+            let driver = format!("{host}/{path}/driver");
+            link("../../../../../bus/vdpa/drivers/vhost_vdpa", &driver);
+            let name = path.rsplit('/').next().unwrap();
+            symlink(format!("../../../{}/{path}", &host[4..]), bus.join(name)).unwrap();
+        }
+        let root = HostRoot::new(dir.path());
+        let found = || {
+            let devices = discover(&root, &[], &BTreeMap::new()).devices;
+            let of = |device: &std::sync::Arc<Device>| {
+                let names = ["vdpa", "vdpa_driver"].map(|name| device.attribute(name));
+                let nodes: Vec<_> = device.nodes.iter().map(|node| node.host.clone()).collect();
+                (names.map(|name| name.unwrap_or_default().to_owned()), nodes.join(" "))
+            };
+            devices.iter().map(of).collect::<Vec<_>>()
+        };
+        let of =
+            |name: &str, node: &str| ([name, "vhost_vdpa"].map(str::to_owned), node.to_owned());
+        let scalable = of("blue", "/dev/vhost-vdpa-2");
+        assert_eq!(found(), [of("0000:00:00.0", "/dev/vhost-vdpa-1"), scalable.clone()]);
+        std::fs::remove_file(bus.join("0000:00:00.0")).unwrap();
+        assert_eq!(found(), [of("vdpa:0000:3b:00.2", "/dev/vhost-vdpa-0"), scalable]);
+        let vdpa = scan(&root).functions.remove(&"0000:3b:00.2".parse().unwrap()).unwrap().vdpa;
+        assert_eq!(vdpa, ["mlx5_core.sf.4/blue", "vdpa:0000:3b:00.2"]);
     }
 }

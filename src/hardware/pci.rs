@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 const DEVICES: &str = "sys/bus/pci/devices";
+const VDPA_DEVICES: &str = "sys/bus/vdpa/devices";
 
 /// The result of one scan of the PCI bus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -220,9 +221,6 @@ fn read(
     let link = |name: &str| busy?.link_name(name);
     let count = |name: &str| busy?.read(name)?.parse().ok();
     let numbered = virtfns(entries(), &link);
-    let below = |prefix: &str| {
-        entries().filter(|entry| is_numbered(entry, prefix)).map(str::to_owned).collect()
-    };
     let inside = |name: &str, prefix: &str| -> Vec<String> {
         let inner = busy.filter(|busy| busy.has(name)).and_then(|busy| busy.folder(name));
         let names = inner.iter().flat_map(Folder::names);
@@ -248,7 +246,7 @@ fn read(
         nvme: children("nvme"),
         drm: children("drm"),
         mdevs: entries().filter(|entry| is_uuid(entry)).map(str::to_owned).collect(),
-        vdpa: below("vdpa"),
+        vdpa: children("vdpa"),
         sfs: entries().filter(|entry| is_scalable_name(entry)).map(str::to_owned).collect(),
         uio: inside("uio", "uio"),
         vfio_dev: inside("vfio-dev", "vfio").into_iter().next(),
@@ -292,6 +290,9 @@ struct ClassChildren(BTreeMap<PciAddress, Vec<(&'static str, String)>>);
 impl ClassChildren {
     fn read(root: &HostRoot) -> Self {
         let mut children: BTreeMap<PciAddress, Vec<(&'static str, String)>> = BTreeMap::new();
+        for (address, path) in vdpa_devices(root) {
+            children.entry(address).or_default().push(("vdpa", path));
+        }
         for class in ["net", "infiniband", "nvme", "drm"] {
             for name in root.entries(&format!("sys/class/{class}")) {
                 let entry = format!("sys/class/{class}/{name}");
@@ -321,6 +322,10 @@ impl ClassChildren {
         let of_class = known.iter().filter(|(known, _)| *known == class);
         let mut names: BTreeSet<String> = of_class.map(|(_, name)| name.clone()).collect();
         for entry in folder.into_iter().flat_map(Folder::names) {
+            // A capture may lack the folder of its bus. Its usual name is enough there.
+            if class == "vdpa" && is_numbered(entry, "vdpa") {
+                names.insert(entry.to_owned());
+            }
             let is_virtio = class == "net" && is_numbered(entry, "virtio");
             if entry != class && !is_virtio {
                 continue;
@@ -333,6 +338,21 @@ impl ClassChildren {
         }
         names.into_iter().collect()
     }
+}
+
+/// The vDPA devices below PCI functions, each with its path in the folder of the function. Only
+/// their bus shows what they are: `vdpa dev add` gives them any name.
+fn vdpa_devices(root: &HostRoot) -> Vec<(PciAddress, String)> {
+    let device = |name: String| {
+        let target = root.link_target(&format!("{VDPA_DEVICES}/{name}"))?;
+        // The name of the device itself may be an address.
+        let names: Vec<&str> = target.split('/').collect();
+        let above = names.split_last()?.1.iter().enumerate().rev();
+        let (at, address) =
+            above.into_iter().find_map(|(at, name)| Some((at, PciAddress::of_name(name)?)))?;
+        Some((address, names[at + 1..].join("/")))
+    };
+    root.entries(VDPA_DEVICES).into_iter().filter_map(device).collect()
 }
 
 /// Whether an entry of a class folder is a device. `class/drm` also has connectors (`card0-DP-1`)

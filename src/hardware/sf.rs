@@ -5,7 +5,7 @@
 //! A scalable function has an interface and an RDMA device of its own. As the SR-IOV network device
 //! plugin does, it is selected by the ids and the driver of its PCI function.
 
-use super::pci::is_child_name;
+use super::pci::{folder, is_child_name};
 use crate::domain::PciFunction;
 use crate::host::HostRoot;
 
@@ -13,12 +13,14 @@ use crate::host::HostRoot;
 pub(super) const KIND: &str = "sf";
 
 /// The record of a scalable function in the folder `dir`: that of the function that it is `on`,
-/// with its own number, interfaces and RDMA devices.
+/// with its own number, interfaces, RDMA and vDPA devices.
 pub(super) fn function(root: &HostRoot, dir: &str, on: &PciFunction) -> PciFunction {
     let below = |class: &str| -> Vec<String> {
         let names = root.entries(&format!("{dir}/{class}")).into_iter();
         names.filter(|name| is_child_name(class, name)).collect()
     };
+    let within = format!("{dir}/");
+    let inside = |path: &&String| format!("{}/{path}", folder(on.address)).starts_with(&within);
     PciFunction {
         vendor: on.vendor,
         device: on.device,
@@ -31,6 +33,7 @@ pub(super) fn function(root: &HostRoot, dir: &str, on: &PciFunction) -> PciFunct
         bridges: on.bridges.clone(),
         net: below("net"),
         rdma: below("infiniband"),
+        vdpa: on.vdpa.iter().filter(inside).cloned().collect(),
         ..PciFunction::at(on.address)
     }
 }
