@@ -22,10 +22,11 @@ use super::pci::is_numbered;
 use crate::domain::{Attributes, Device, DeviceClass, DeviceNumber, Object};
 use crate::host::{HostRoot, ReadFailure};
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The mounted file systems of the host's first process.
 const MOUNTS: &str = "proc/1/mountinfo";
+const BLOCK: &str = "sys/class/block";
 /// udev's records of devices.
 pub(super) const UDEV_DATA: &str = "run/udev/data";
 /// The folder of udev's links to disks by their own identities. A link of NVMe is `nvme-<wwid>`
@@ -42,6 +43,7 @@ const POOLS: [(&str, &str); 2] =
 pub(super) struct Disks<'a> {
     root: &'a HostRoot,
     uses: OnceCell<Uses>,
+    doubled: OnceCell<Doubled>,
 }
 
 #[derive(Debug, Default)]
@@ -99,6 +101,40 @@ impl Uses {
     }
 }
 
+/// The identities that NVMe disks of several subsystems report. Two paths to one disk are in one
+/// subsystem, whose serial number and name (NQN) are the same by each path.
+#[derive(Debug)]
+struct Doubled {
+    ids: BTreeSet<String>,
+    failures: Vec<ReadFailure>,
+}
+
+impl Doubled {
+    fn read(root: &HostRoot) -> Self {
+        let root = &root.recording();
+        let mut by_id: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for name in root.entries(BLOCK).into_iter().filter(|name| disk_of(name).is_some()) {
+            if let Some(id) = root.read(&format!("{BLOCK}/{name}/wwid")) {
+                by_id.entry(id).or_default().push(name);
+            }
+        }
+        // The folder of a disk is inside that of its controller, or of its subsystem.
+        let above = |name: &String| {
+            let target = root.link_target(&format!("{BLOCK}/{name}"))?;
+            Some(format!("sys/devices/{}", target.rsplit_once('/')?.0.split_once("devices/")?.1))
+        };
+        let differ = |disks: &[String], file: &str| {
+            let values =
+                disks.iter().filter_map(|disk| root.read(&format!("{}/{file}", above(disk)?)));
+            values.collect::<BTreeSet<_>>().len() > 1
+        };
+        by_id.retain(|_, disks| {
+            disks.len() > 1 && ["serial", "subsysnqn"].iter().any(|file| differ(disks, file))
+        });
+        Doubled { ids: by_id.into_keys().collect(), failures: root.take_failures() }
+    }
+}
+
 /// The disks that a line of mountinfo names, by number and by name, each with its use.
 fn mounted(line: &str) -> Option<Vec<(String, String)>> {
     let (mount, file_system) = line.split_once(" - ")?;
@@ -134,7 +170,7 @@ fn backing(root: &HostRoot, name: &str) -> Option<String> {
 
 impl<'a> Disks<'a> {
     pub(super) fn of(root: &'a HostRoot) -> Self {
-        Disks { root, uses: OnceCell::new() }
+        Disks { root, uses: OnceCell::new(), doubled: OnceCell::new() }
     }
 
     /// Whether a disk or partition of this name exists.
@@ -217,8 +253,15 @@ impl<'a> Disks<'a> {
         let known = files
             .iter()
             .find_map(|file| text(&format!("{disk}/{file}")))
-            .filter(|id| names_something(id))?;
+            .filter(|id| self.names_one(id))?;
         Some((known, partition))
+    }
+
+    /// Whether an identity is that of one disk: some models have the same one for every disk.
+    pub(super) fn names_one(&self, id: &str) -> bool {
+        let doubled = self.doubled.get_or_init(|| Doubled::read(self.root));
+        self.root.repeat_failures(&doubled.failures);
+        names_something(id) && !doubled.ids.contains(id)
     }
 
     /// The objects below a block device (device mapper, MD, a loop device over a disk). It counts

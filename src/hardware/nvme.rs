@@ -45,7 +45,9 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, disks: &Disks<'_>) 
             root.read(&format!("{dir}/{entry}/{file}"))
                 .or_else(|| root.read(&format!("sys/class/block/{disk}/{file}")))
         };
-        let (nsid, wwid) = (of_disk("nsid"), of_disk("wwid"));
+        let nsid = of_disk("nsid");
+        // One that names several disks is no identity, and its link may move to another disk.
+        let wwid = of_disk("wwid").filter(|wwid| disks.names_one(wwid));
         let node = required(format!("/dev/{disk}"));
         let link = wwid.as_ref().map(|wwid| format!("/{DISK_LINKS}/nvme-{}", plain(wwid)));
         let link = link.filter(|link| root.canonical_node(link).as_ref() == Some(&node.host));
@@ -97,8 +99,9 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::discover;
-    use super::super::testing::{function, write};
+    use super::super::testing::{function, spec, write};
     use super::*;
+    use crate::domain::Select;
 
     #[test]
     fn the_serial_number_is_the_identity() {
@@ -140,6 +143,50 @@ mod tests {
             assert_eq!(lasting_path(), expected, "the link leads to {leads_to}");
             std::fs::remove_file(&link).unwrap();
         }
+    }
+
+    #[test]
+    fn disks_are_one_only_if_their_subsystems_are_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = HostRoot::new(dir.path());
+        for (number, address) in [(0, "0000:01:00.0"), (1, "0000:02:00.0")] {
+            let place = format!("sys/devices/pci0000:00/{address}");
+            let class = "DRIVER=nvme\nPCI_CLASS=10802\n";
+            write(dir.path(), &format!("{place}/uevent"), class);
+            let (of_bus, of_block) = ("sys/bus/pci/devices", "sys/class/block");
+            let disk = format!("nvme/nvme{number}/nvme{number}n1");
+            write(dir.path(), &format!("{place}/{disk}/nsid"), "1\n");
+            for (folder, name, up, below) in [
+                (of_bus, address.to_owned(), "../../../", String::new()),
+                (of_block, format!("nvme{number}n1"), "../../", format!("/{disk}")),
+            ] {
+                std::fs::create_dir_all(dir.path().join(folder)).unwrap();
+                let target = format!("{up}devices/pci0000:00/{address}{below}");
+                std::os::unix::fs::symlink(target, dir.path().join(folder).join(name)).unwrap();
+            }
+        }
+        let specs = [spec("a.com/nvme", DeviceClass::Nvme, Select::default())];
+        let offered = |wwid: &str, serials: [&str; 2], names: [&str; 2]| {
+            for (number, address) in [(0, "0000:01:00.0"), (1, "0000:02:00.0")] {
+                let at = format!("sys/devices/pci0000:00/{address}/nvme/nvme{number}");
+                for (file, text) in [
+                    ("model", "CHEAP"),
+                    ("serial", serials[number]),
+                    ("subsysnqn", names[number]),
+                    (&*format!("nvme{number}n1/wwid"), wwid),
+                ] {
+                    write(dir.path(), &format!("{at}/{file}"), text);
+                }
+            }
+            let found = discover(&root, &specs, &BTreeMap::new());
+            found.selection.resources.values().map(Vec::len).sum::<usize>()
+        };
+        let (bogus, zero) = ("eui.0100000000000000", "eui.0000000000000000");
+        assert_eq!(offered(bogus, ["A", "A"], ["nqn.a", "nqn.a"]), 1, "two paths to one disk");
+        assert_eq!(offered(bogus, ["A", "B"], ["nqn.a", "nqn.b"]), 2);
+        assert_eq!(offered(bogus, ["A", "B"], ["nqn.a", "nqn.a"]), 2);
+        assert_eq!(offered(bogus, ["A", "A"], ["nqn.a", "nqn.b"]), 2);
+        assert_eq!(offered(zero, ["A", "A"], ["nqn.a", "nqn.a"]), 2);
     }
 
     #[test]
