@@ -52,8 +52,11 @@ pub fn specs(scan: &Scan, mig: MigStrategy) -> Vec<ResourceSpec> {
                 }
                 && vf.is_none_or(|vf| function.is_vf() == vf)
         };
-        let (integrated, cards): (Vec<_>, Vec<_>) =
-            scan.functions.values().filter(mine).partition(|function| is_integrated(function));
+        let (integrated, cards): (Vec<_>, Vec<_>) = scan
+            .functions
+            .values()
+            .filter(mine)
+            .partition(|function| is_integrated(function, scan));
         let has_own = scan.is_tegra && vendor == nvidia::VENDOR;
         // Graphics in the processor are offered alone, and left out next to a card: a pod
         // that requests one GPU would get either.
@@ -109,11 +112,23 @@ fn whole(name: &ResourceName, mig: MigStrategy) -> Option<ResourceSpec> {
     Some(ResourceSpec { contract, select, ..ResourceSpec::new(name.clone(), DeviceClass::Gpu) })
 }
 
-/// Intel's integrated graphics is always at 00:02, on the root bus.
-fn is_integrated(function: &PciFunction) -> bool {
+/// Intel's integrated graphics is always at 00:02, on the root bus. A virtual machine may have a
+/// card there, and a processor has no second device of that kind.
+fn is_integrated(function: &PciFunction, scan: &Scan) -> bool {
+    // The cards of Linux `include/drm/intel/pciids.h`: PVC, DG1, DG2 and BMG.
+    let is_card = |id: u16| matches!(id >> 8, 0x0b | 0x49 | 0x4f | 0x56 | 0xe2);
+    let slot = |function: &PciFunction| {
+        let PciAddress { domain, bus, device, .. } = function.address;
+        (domain, bus, device)
+    };
+    let is_twin = |other: &PciFunction| {
+        (other.vendor, other.device) == (function.vendor, function.device)
+            && slot(other) != slot(function)
+    };
     function.vendor == Some(drm::VENDOR_INTEL)
-        && function.address.bus == 0
-        && function.address.device == 2
+        && slot(function) == (0, 0, 2)
+        && !function.device.is_some_and(is_card)
+        && !(function.device.is_some() && scan.functions.values().any(is_twin))
 }
 
 #[cfg(test)]
@@ -164,5 +179,21 @@ mod tests {
         let scan = Scan::of(functions.map(|function| (function.address, function)).into());
         let specs = specs(&scan, MigStrategy::None);
         assert_eq!(specs[0].exclude.as_ref().unwrap().address, ["0000:00:02.0".parse().unwrap()]);
+    }
+
+    #[test]
+    fn a_card_in_the_place_of_integrated_graphics_is_offered() {
+        let excluded = |place: &str, ids: [u16; 2]| {
+            let of = |address: &str, id| {
+                let card = PciFunction { device: Some(id), ..gpu(address, 0x8086, "i915") };
+                (card.address, card)
+            };
+            let scan = Scan::of([of(place, ids[0]), of("0000:00:03.0", ids[1])].into());
+            specs(&scan, MigStrategy::None)[0].exclude.is_some()
+        };
+        assert!(excluded("0000:00:02.0", [0x4680, 0x56c0]), "graphics in the processor");
+        assert!(!excluded("0000:00:02.0", [0x56c0, 0x56c1]));
+        assert!(!excluded("0000:00:02.0", [0xfff0, 0xfff0]), "two of one later model");
+        assert!(!excluded("0001:00:02.0", [0x4680, 0x56c0]), "another domain");
     }
 }
