@@ -1,6 +1,8 @@
 //! The facts of one device beyond its PCI record, as the file of its subject reads them.
 
-use crate::domain::{Attributes, DeviceNode};
+use crate::domain::{Attributes, Device, DeviceClass, DeviceNode, PciAddress};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// Identity, nodes and attributes of one device.
 #[derive(Debug, Default)]
@@ -51,4 +53,19 @@ pub(super) fn required(path: impl Into<String>) -> DeviceNode {
 /// A node that a container gets where it exists.
 pub(super) fn optional(path: impl Into<String>) -> DeviceNode {
     DeviceNode::at(path).optional()
+}
+
+/// Warnings for the operator about GPUs that are cut but have no part of this kind, one sentence
+/// each.
+pub(super) fn without_parts(devices: &[Arc<Device>], kind: &str, why: &str) -> Vec<String> {
+    let of_gpu = |device: &&Arc<Device>, name: &str| {
+        device.class == DeviceClass::Gpu && device.attribute(name) == Some(kind)
+    };
+    let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
+    let cut: BTreeSet<PciAddress> =
+        devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
+    let empty = devices.iter().filter(|device| {
+        of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu))
+    });
+    empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
 }

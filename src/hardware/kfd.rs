@@ -11,13 +11,16 @@
 //! unprivileged pod may not. A whole GPU is known without them. Its partitions are not.
 
 use super::Scan;
-use super::facts::{Facts, Part, optional, required};
+use super::facts::{Facts, Part, optional, required, without_parts};
 use super::pci::{folder, is_numbered};
-use crate::domain::{PciAddress, PciFunction};
+use crate::domain::{Device, PciAddress, PciFunction};
 use crate::host::{HostRoot, ReadFailure};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
+/// The attributes `part` and `parts` of a partition and of its GPU.
+const KIND: &str = "partition";
 const PLATFORM: &str = "sys/devices/platform";
 
 /// The GPU nodes of the topology, read once for a whole scan.
@@ -180,6 +183,11 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
         return;
     }
     let partitions = kfd.partitions(function);
+    if partitions.is_empty() && !is_whole {
+        // The driver has not added them yet. The nodes of the GPU are those of its first partition.
+        facts.cut(KIND, Vec::new());
+        return;
+    }
     if partitions.is_empty() {
         if let Some(node) = kfd.node_of(function) {
             node.describe(root, facts);
@@ -203,7 +211,7 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
         let is_own = siblings.contains(&render);
         let cards = siblings.iter().filter(|name| is_own && is_numbered(name, "card"));
         let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
-        part.nodes.push(required("/dev/kfd"));
+        part.nodes.push(optional("/dev/kfd"));
         part.nodes.extend(cards.map(|card| optional(format!("/dev/dri/{card}"))));
         part.nodes.push(required(format!("/dev/dri/{render}")));
         part.note("partition", Some(number));
@@ -214,13 +222,22 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
         Part { name: format!("partition{number}"), facts: part }
     };
     let parts = partitions.into_iter().map(part).collect();
-    facts.cut("partition", parts);
+    facts.cut(KIND, parts);
+}
+
+/// Warnings for the operator about GPUs in a mode with partitions that have none.
+pub(super) fn without_partitions(devices: &[Arc<Device>]) -> Vec<String> {
+    let why = "its compute partition mode is not SPX, and the kernel shows no partitions of it \
+               (/sys/class/kfd); `dmesg` may have the reason";
+    without_parts(devices, KIND, why)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{function, write};
+    use super::super::discover;
+    use super::super::testing::{function, spec, write};
     use super::*;
+    use crate::domain::{DeviceClass, Select};
     use crate::host::faults::with_faults;
     use nix::libc;
 
@@ -351,6 +368,28 @@ mod tests {
             let second = &facts.parts[1].facts.attributes;
             assert_eq!((&second["compute_partition"], &second["xcp"]), ("cpx", "amdgpu_xcp_4"));
         }
+    }
+
+    #[test]
+    fn a_gpu_in_a_mode_with_partitions_is_not_offered_whole_without_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = "sys/bus/pci/devices/0000:0a:00.0";
+        let uevent = "DRIVER=amdgpu\nPCI_CLASS=120000\nPCI_ID=1002:74A1\n";
+        write(dir.path(), &format!("{place}/uevent"), uevent);
+        write(dir.path(), &format!("{place}/drm/renderD128/dev"), "226:128\n");
+        let offered = |mode: &str| {
+            write(dir.path(), &format!("{place}/current_compute_partition"), mode);
+            let specs = [spec("amd.com/gpu", DeviceClass::Gpu, Select::default())];
+            let found = discover(&HostRoot::new(dir.path()), &specs, &BTreeMap::new());
+            let warnings = found.selection.warnings.join("; ");
+            (found.selection.resources.values().map(Vec::len).sum::<usize>(), warnings)
+        };
+        assert_eq!(offered("SPX\n"), (1, String::new()));
+        let (count, warnings) = offered("CPX\n");
+        assert!(count == 0 && warnings.contains("shows no partitions"), "{count}: {warnings}");
+        // One of them is there already.
+        topology(&dir, &[(0, 0, 0, 0), (38, 128, 7, 0xa00)]);
+        assert_eq!(offered("CPX\n").0, 0);
     }
 
     #[test]

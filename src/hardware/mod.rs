@@ -226,6 +226,7 @@ pub fn discover_with(
     selection.warnings.splice(0..0, warnings);
     if specs.iter().any(|spec| spec.class == DeviceClass::Gpu) {
         selection.warnings.extend(nvidia::without_instances(&devices));
+        selection.warnings.extend(kfd::without_partitions(&devices));
     }
     selection.warnings.extend(
         unread.reasons().into_iter().map(|why| format!("{why}; its last known state is kept")),

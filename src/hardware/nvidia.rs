@@ -18,7 +18,7 @@
 //! and on some GPUs after each boot. The folder exists in either mode, so only NVML reports the
 //! mode.
 
-use super::facts::{Facts, Part, optional, required};
+use super::facts::{Facts, Part, optional, required, without_parts};
 use super::pci::{folder, is_numbered};
 use super::select::Selection;
 use super::tegra;
@@ -100,18 +100,9 @@ pub(super) fn place(root: &HostRoot, node: &mut DeviceNode) {
 
 /// Warnings for the operator about GPUs in MIG mode without a usable instance, one sentence each.
 pub(super) fn without_instances(devices: &[Arc<Device>]) -> Vec<String> {
-    let of_gpu = |device: &&Arc<Device>, name: &str| {
-        device.class == DeviceClass::Gpu && device.attribute(name) == Some("mig")
-    };
-    let address = |device: &Arc<Device>| device.pci.as_ref().map(|pci| pci.address);
-    let cut: BTreeSet<PciAddress> =
-        devices.iter().filter(|device| of_gpu(device, "part")).filter_map(address).collect();
-    let empty = devices.iter().filter(|device| {
-        of_gpu(device, "parts") && address(device).is_some_and(|gpu| !cut.contains(&gpu))
-    });
     let why = "it is in MIG mode without an instance; create instances with \
                    `nvidia-smi mig -cgi <profiles> -C`, or end the mode with `nvidia-smi -mig 0`";
-    empty.map(|gpu| format!("{} is not offered, because {why}", gpu.id)).collect()
+    without_parts(devices, "mig", why)
 }
 
 /// What the driver's files do not contain, and NVML must be asked:
