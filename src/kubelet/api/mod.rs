@@ -40,7 +40,7 @@ const HEADERS_BYTES_MAX: u32 = 8 << 10;
 /// The limit of a list. The kubelet accepts 4 MiB in one message. With a larger one it ends the
 /// stream, and registration would repeat without end.
 pub(super) const LIST_BYTES_MAX: usize = 3_500_000;
-/// A list of so many devices fits: an entry of a device with 63 NUMA nodes has some hundred bytes.
+/// A list of this length fits: an entry of a device with 63 NUMA nodes has some hundred bytes.
 const DEVICES_FIT: usize = 4096;
 
 /// One package of the API on the wire.
