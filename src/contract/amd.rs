@@ -2,7 +2,7 @@
 //! and the render node of each.
 
 use super::{Request, nodes};
-use crate::domain::{ContainerEdits, Device};
+use crate::domain::ContainerEdits;
 
 const SHARED_NODE: &str = "/dev/kfd";
 
@@ -12,28 +12,10 @@ pub(super) fn edits(request: &Request<'_>) -> ContainerEdits {
     ContainerEdits { devices, ..ContainerEdits::default() }
 }
 
-/// ROCm needs the compute node. Other programs use the render node alone, so no device requires it.
-pub(super) fn missing(device: &Device) -> Option<&'static str> {
-    let has_it = device.nodes.iter().any(|node| node.container == SHARED_NODE);
-    (!has_it).then_some(SHARED_NODE)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::testing::{device, edits_of, golden, spec};
-    use crate::contract::missing;
     use crate::domain::ContractKind;
-
-    #[test]
-    fn a_gpu_without_the_compute_node_is_of_use_to_another_contract() {
-        let of =
-            |kind, nodes: &[&str]| missing(&spec("amd.com/gpu", kind), &device("a", nodes, &[]));
-        let (kfd, render) = ("/dev/kfd", "/dev/dri/renderD129");
-        assert_eq!(of(ContractKind::Amd, &[kfd, render]), None);
-        assert_eq!(of(ContractKind::Amd, &[render]), Some(kfd));
-        assert_eq!(of(ContractKind::Amd, &[kfd]), Some("/dev/dri/renderD"));
-        assert_eq!(of(ContractKind::Generic, &[render]), None);
-    }
 
     #[test]
     fn the_shared_node_comes_first_and_once() {

@@ -190,8 +190,7 @@ pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
     let is_for_guest = device.nodes.iter().any(|node| node.container.starts_with("/dev/vfio/"));
     match &spec.contract {
         _ if is_for_guest => device.own_nodes().next().is_none().then_some("/dev/vfio/<group>"),
-        // A toolkit knows only the GPUs that the driver has.
-        Contract::Nvidia(options) if !options.pass_device_specs && nvidia::is_named(device) => None,
+        Contract::Nvidia(options) if !options.pass_device_specs => None,
         Contract::Nvidia(_) => device.own_nodes().next().is_none().then_some("/dev/nvidia<minor>"),
         Contract::Sriov(options) => match options.vdpa {
             Some(VdpaType::Vhost) => lacks("/dev/vhost-vdpa-"),
@@ -203,8 +202,7 @@ pub fn missing(spec: &ResourceSpec, device: &Device) -> Option<&'static str> {
             Some(VdpaType::Virtio) | None => None,
         },
         Contract::RdmaShared => lacks(UVERBS),
-        Contract::Amd => lacks(RENDER).or_else(|| amd::missing(device)),
-        Contract::IntelGpu(_) => lacks(RENDER),
+        Contract::Amd | Contract::IntelGpu(_) => lacks(RENDER),
         Contract::Generic | Contract::IntelFpga(_) | Contract::Xilinx(_) | Contract::Kubevirt => {
             match device.class {
                 DeviceClass::Gpu

@@ -158,12 +158,6 @@ pub(super) fn name(device: &Device, strategy: DeviceIdStrategy) -> &str {
     order.iter().find_map(|name| attribute(device, name)).unwrap_or(device.id.as_str())
 }
 
-/// Whether a toolkit knows the GPU although it has no node of its own: by its UUID, or as the GPU
-/// of a Tegra system. The number alone is that of a GPU that the driver has not initialised.
-pub(super) fn is_named(device: &Device) -> bool {
-    ["uuid", "integrated"].iter().any(|name| attribute(device, name).is_some())
-}
-
 fn cdi_names(
     vendor: &str,
     ids: &[&str],
@@ -392,21 +386,6 @@ mod tests {
             super::super::unanswerable(&spec("nvidia.com/gpu", ContractKind::Generic), &unnamed),
             None
         );
-    }
-
-    #[test]
-    fn a_gpu_that_the_driver_does_not_have_lacks_its_node() {
-        let missing = |nodes: &[&str], attributes: &[(&'static str, &str)]| {
-            let gpu = device("0000:18:00.0", nodes, attributes);
-            super::super::missing(&spec("nvidia.com/gpu", ContractKind::Nvidia), &gpu)
-        };
-        let (shared, lacks) = ("/dev/nvidiactl", Some("/dev/nvidia<minor>"));
-        assert_eq!(missing(&[shared], &[]), lacks);
-        assert_eq!(missing(&[shared], &[("index", "2")]), lacks, "its record is empty");
-        assert_eq!(missing(&[shared, "/dev/nvidia3"], &[("minor", "3"), ("index", "2")]), None);
-        assert_eq!(missing(&[shared], &[("uuid", "GPU-1")]), None);
-        assert_eq!(missing(&["/dev/nvmap"], &[("integrated", "tegra")]), None);
-        assert_eq!(missing(&["/dev/vfio/vfio", "/dev/vfio/38"], &[]), None, "for a guest");
     }
 
     #[test]

@@ -22,8 +22,7 @@ pub(super) fn facts(root: &HostRoot, function: &PciFunction, kfd: &Kfd) -> Facts
     let render: Vec<_> = function.drm.iter().filter(|name| is_numbered(name, "renderD")).collect();
     let cards = function.drm.iter().filter(|name| is_numbered(name, "card"));
     if amd && !render.is_empty() {
-        // Only ROCm needs it, and a kernel without KFD has none: see the contract `amd`.
-        facts.nodes.push(optional("/dev/kfd"));
+        facts.nodes.push(required("/dev/kfd"));
     }
     // A container computes through the render node; the card node is for displays and older tools.
     facts.nodes.extend(
@@ -82,7 +81,7 @@ mod tests {
             facts.nodes.iter().map(|node| (node.host.as_str(), node.required)).collect();
         assert_eq!(
             nodes,
-            [("/dev/kfd", false), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]
+            [("/dev/kfd", true), ("/dev/dri/card1", false), ("/dev/dri/renderD129", true)]
         );
         assert_eq!(facts.identity.as_deref(), Some("5a1f2c3d4e5f6071"));
         assert_eq!(&facts.attributes["hive"], "xgmi:13258203473827");

@@ -211,7 +211,7 @@ pub(super) fn cut(root: &HostRoot, function: &PciFunction, kfd: &Kfd, facts: &mu
         let is_own = siblings.contains(&render);
         let cards = siblings.iter().filter(|name| is_own && is_numbered(name, "card"));
         let mut part = Facts { attributes: facts.attributes.clone(), ..Facts::default() };
-        part.nodes.push(optional("/dev/kfd"));
+        part.nodes.push(required("/dev/kfd"));
         part.nodes.extend(cards.map(|card| optional(format!("/dev/dri/{card}"))));
         part.nodes.push(required(format!("/dev/dri/{render}")));
         part.note("partition", Some(number));

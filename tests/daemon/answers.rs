@@ -238,10 +238,9 @@ fn a_device_that_vanishes_before_its_allocate_is_refused_and_unhealthy_at_once()
         let mut api = dial(&kubelet, &node, &gpu()).await;
         let (unpolled, began) = (Unpolled::begin().await, Instant::now());
         std::fs::remove_file(node.path("host/dev/hidden/node")).unwrap();
-        let error = allocate(&mut api, &["dev:hidden-node"]).await.unwrap_err();
+        let error = allocate(&mut api, &["gpu9"]).await.unwrap_err();
         assert!(
-            error.code() == Code::FailedPrecondition
-                && error.message().contains("`dev:hidden-node`"),
+            error.code() == Code::FailedPrecondition && error.message().contains("`gpu9`"),
             "{error}"
         );
         listed(&kubelet, &gpu(), (2, 1)).await;
