@@ -513,14 +513,14 @@ mod tests {
             ("rtc:rtc0", "rtc0"),
             ("pci-0000:03:00.0-render", "dri/renderD128"),
         ];
-        assert_eq!(names(&found(&dir, &[spec.clone()]), &spec), named(expected));
+        assert_eq!(names(&found(&dir, std::slice::from_ref(&spec)), &spec), named(expected));
         link(&dir, "zigbee", "ttyUSB1");
         link(&dir, "zwave", "ttyUSB0");
         let swapped = [("zigbee", "ttyUSB1"), ("zwave", "ttyUSB0"), expected[2], expected[3]];
-        assert_eq!(names(&found(&dir, &[spec.clone()]), &spec), named(swapped));
+        assert_eq!(names(&found(&dir, std::slice::from_ref(&spec)), &spec), named(swapped));
         link(&dir, "serial/by-path/pci-1", "ttyUSB1");
         let better = [("pci-1", "ttyUSB1"), ("zwave", "ttyUSB0"), expected[2], expected[3]];
-        assert_eq!(names(&found(&dir, &[spec.clone()]), &spec), named(better));
+        assert_eq!(names(&found(&dir, std::slice::from_ref(&spec)), &spec), named(better));
     }
 
     #[test]
