@@ -214,7 +214,8 @@ impl Status {
             let too_long = listed.is_some_and(|listed| is_too_long(listed));
             let not_sent = too_long.then(|| {
                 format!(
-                    "the list of {} devices is longer than the kubelet accepts in one message, and                      is not sent",
+                    "the list of {} devices is longer than the kubelet accepts in one message, and \
+                     is not sent",
                     offering.devices.len()
                 )
             });
