@@ -1,7 +1,7 @@
 //! The files of a configuration: the main file and its drop-ins.
 
 use super::ConfigError;
-use crate::host::{may_pass, read_whole};
+use crate::host::{is_missing, may_pass, read_whole};
 use std::fs::{DirEntry, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,7 @@ pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Whether the path itself does not exist. A dangling link exists, and the user meant its target.
 pub(super) fn is_absent(path: &Path, error: &io::Error) -> bool {
-    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-    is_missing(error) && path.symlink_metadata().is_err_and(|error| is_missing(&error))
+    error.kind() == io::ErrorKind::NotFound && is_missing(path)
 }
 
 pub(super) fn unreadable(path: &Path, error: &io::Error, advice: &str) -> ConfigError {

@@ -58,7 +58,8 @@ pub use process::{
     raise_open_files, terminate, waits_for_disk,
 };
 pub use regular::{
-    NotRegular, may_pass, open_regular, open_to_read, read_bounded, read_regular, read_whole,
+    NotRegular, is_missing, may_pass, open_regular, open_to_read, read_bounded, read_regular,
+    read_whole,
 };
 pub use reset::{ResetError, reset_function};
 pub use root::{HostNode, HostRoot, Listings};

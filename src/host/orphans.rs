@@ -2,6 +2,7 @@
 //! such as that of a container, becomes the parent of orphans (pid_namespaces(7)). Each of them
 //! counts against the limit of processes until it is waited for.
 
+use super::process::after_name;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
@@ -38,9 +39,7 @@ fn ended_children(proc: &Path, parent: u32) -> BTreeSet<Process> {
     let ended = entries.filter_map(|entry| {
         let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name of the program is in brackets and may contain any character.
-        let (_, fields) = stat.rsplit_once(')')?;
-        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let fields: Vec<&str> = after_name(&stat)?.split_whitespace().collect();
         let (state, of, start) = (fields.first()?, fields.get(1)?, fields.get(19)?);
         (*state == "Z" && of.parse() == Ok(parent)).then_some((pid, start.parse().ok()?))
     });

@@ -1,6 +1,7 @@
 //! Unix sockets with access control by the peer's credentials (`SO_PEERCRED`, unix(7)).
 
 use super::private::make_private_folder;
+use super::regular::is_missing;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -129,8 +130,7 @@ impl KeptListener {
     }
 
     fn keep_file(&mut self) {
-        let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
-        if !fs::symlink_metadata(&self.path).is_err_and(is_missing) {
+        if !is_missing(&self.path) {
             return;
         }
         let path = self.path.display();

@@ -37,14 +37,17 @@ fn raised(limit: Rlimit) -> Rlimit {
 /// `/proc/<pid>/task/<tid>/stat`, proc(5)). False if that cannot be read.
 #[must_use]
 pub fn waits_for_disk() -> bool {
-    // The name of a thread is in brackets and may contain any character.
-    let is_waiting = |stat: &str| {
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D'))
-    };
+    let is_waiting = |stat: &str| after_name(stat).is_some_and(|rest| rest.starts_with('D'));
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     tasks
         .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok())
         .any(|stat| is_waiting(&stat))
+}
+
+/// What follows the name in a line of proc_pid_stat(5), from the state on. The name is in brackets
+/// and may contain any character.
+pub(super) fn after_name(stat: &str) -> Option<&str> {
+    Some(stat.rsplit_once(')')?.1.trim_start())
 }
 
 /// The maximum length of a file of this process (`RLIMIT_FSIZE`, getrlimit(2)); `None` means

@@ -104,6 +104,13 @@ fn check(found: FileType) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, NotRegular(kind)))
 }
 
+/// Whether nothing is at a path. A link that leads nowhere is something, and a path that cannot be
+/// examined may be.
+#[must_use]
+pub fn is_missing(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// Whether the cause of an error may end without a change of the files: a disk or a network that
 /// fails, or a limit of the process or the machine.
 #[must_use]

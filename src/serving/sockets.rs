@@ -244,10 +244,7 @@ impl Sockets {
     /// Registrations whose socket file was removed by another process.
     #[must_use]
     pub fn lost(&self) -> Vec<(ResourceName, RegistrationNumber)> {
-        let is_missing = |error: io::Error| error.kind() == io::ErrorKind::NotFound;
-        let gone = |socket: &Socket| {
-            !socket.superseded && std::fs::symlink_metadata(&socket.path).is_err_and(is_missing)
-        };
+        let gone = |socket: &Socket| !socket.superseded && host::is_missing(&socket.path);
         self.table().iter().filter(|(_, socket)| gone(socket)).map(|(key, _)| key.clone()).collect()
     }
 

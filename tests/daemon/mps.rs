@@ -161,6 +161,11 @@ async fn other_is_served(kubelet: &Kubelet, node: &Node) {
     soon("an Allocate of the other resource", allocate(&mut api, &["dev:other0"])).await.unwrap();
 }
 
+/// Whether the kubelet got a list with an unhealthy share.
+fn is_unhealthy_list(kind: &EventKind) -> bool {
+    matches!(kind, EventKind::Listed { resource, unhealthy, .. } if *resource == gpu() && *unhealthy > 0)
+}
+
 /// Waits until the commands are these.
 async fn commanded(setup: &Setup, wanted: &[String]) {
     until("the commands", || setup.commands(), |commands| commands == wanted).await;
@@ -203,15 +208,14 @@ fn shares_are_offered_once_their_control_daemon_answers_and_it_outlives_the_daem
         let before = setup.commands();
         drop(daemon);
         assert!(setup.runs());
-        let unhealthy = |kind: &EventKind| matches!(kind, EventKind::Listed { resource, unhealthy, .. } if *resource == gpu() && *unhealthy > 0);
-        let lists = count(&kubelet, unhealthy);
+        let lists = count(&kubelet, is_unhealthy_list);
         let registered = |kind: &EventKind| matches!(kind, EventKind::Registered { resource, .. } if *resource == gpu());
         let registrations = count(&kubelet, registered);
         let _daemon = setup.node.start_daemon();
         until("a registration", || count(&kubelet, registered), |now| *now > registrations).await;
         offered(&kubelet, &gpu(), 8).await;
         commanded(&setup, &[before, setup.set_up(false, false)].concat()).await;
-        assert_eq!((setup.pid(), count(&kubelet, unhealthy)), (pid, lists));
+        assert_eq!((setup.pid(), count(&kubelet, is_unhealthy_list)), (pid, lists));
     });
 }
 
@@ -228,14 +232,13 @@ fn shares_stay_while_their_control_daemon_answers_and_nvidia_smi_fails() {
         drop(daemon);
         let degraded = format!("degraded-{}", setup.gpus[0]);
         setup.set(&degraded, true);
-        let unhealthy = |kind: &EventKind| matches!(kind, EventKind::Listed { resource, unhealthy, .. } if *resource == gpu() && *unhealthy > 0);
-        let lists = count(&kubelet, unhealthy);
+        let lists = count(&kubelet, is_unhealthy_list);
         let _daemon = setup.node.start_daemon();
         let commands = || setup.commands()[before.len()..].to_vec();
         let all = setup.set_up(false, false);
         until("the commands of a second try", commands, |found| found.len() > 2).await;
         assert_eq!(commands()[..2], all[1..], "the limit of the other GPU");
-        assert_eq!((setup.why(), count(&kubelet, unhealthy)), (None, lists));
+        assert_eq!((setup.why(), count(&kubelet, is_unhealthy_list)), (None, lists));
         setup.set(&degraded, false);
         until("the limit of each GPU", commands, |found| found.ends_with(&all)).await;
         offered(&kubelet, &gpu(), 8).await;
